@@ -1,0 +1,1 @@
+"""Fine-tuning of image classifiers: everything that is not a widget."""

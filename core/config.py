@@ -1,0 +1,146 @@
+"""What a run is made of: the one list of options, their limits and their help texts.
+
+The form, the command line, the stored run and the documentation all read `RunConfig`;
+there is no second list of options anywhere.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from core.errors import ConfigError
+
+Trainable = Literal["head", "last", "all"]
+DeviceKind = Literal["cpu", "cuda", "mps", "xla", "auto"]
+OptimizerName = Literal["adam", "adamw", "sgd"]
+ScheduleName = Literal["constant", "cosine", "step", "onecycle"]
+Precision = Literal["fp32", "bf16", "fp16"]
+Augmentation = Literal["none", "flip", "crop"]
+
+
+class RunConfig(BaseModel):
+    """One training job, complete and checked; two equal configs train alike."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data: str = Field("builtin:fashion-mnist", min_length=1, title="Data",
+                      description="A folder of class folders, a .zip of one, or builtin:NAME.")
+    model: str = Field("tf_efficientnet_lite0", min_length=1, title="Model",
+                       description="A torchvision or timm model; timm/NAME or torchvision/NAME says which.")
+    weights: str = Field("default", min_length=1, title="Weights",
+                         description="default (pretrained), none (random start), or a weight file.")
+    trainable: Trainable = Field("all", title="What is trained",
+                                 description="head: the new classifier only; last: also the last stages; all: every layer.")
+    device: DeviceKind = Field("auto", title="Device",
+                               description="Where the steps run; auto takes the fastest kind that answers.")
+    precision: Precision = Field("fp32", title="Precision",
+                                 description="fp32, or mixed precision: bf16, fp16 (fp16 on CUDA only).")
+    epochs: int = Field(5, ge=1, le=10_000, title="Epochs",
+                        description="Passes over the training images.")
+    batch_size: int = Field(32, ge=1, le=8192, title="Batch size",
+                            description="Images in a step, over all devices.")
+    image_size: int | None = Field(None, ge=16, le=1024, title="Image size",
+                                   description="Side of the square picture in pixels; empty: the model's own.")
+    augmentation: Augmentation = Field("flip", title="Augmentation",
+                                       description="none; flip: mirror at random; crop: also crop at random.")
+    optimizer: OptimizerName = Field("adamw", title="Optimizer", description="Adam, AdamW or SGD.")
+    lr: float = Field(3e-4, gt=0, le=100, allow_inf_nan=False, title="Learning rate",
+                      description="The peak of the schedule.")
+    beta1: float = Field(0.9, ge=0, lt=1, title="Beta 1", description="Adam, AdamW: decay of the mean gradient.")
+    beta2: float = Field(0.999, ge=0, lt=1, title="Beta 2", description="Adam, AdamW: decay of the mean squared gradient.")
+    momentum: float = Field(0.9, ge=0, lt=1, title="Momentum", description="SGD only.")
+    weight_decay: float = Field(0.01, ge=0, le=10, title="Weight decay",
+                                description="Decoupled in AdamW, added to the gradient in Adam and SGD.")
+    schedule: ScheduleName = Field("cosine", title="Schedule",
+                                   description="How the learning rate goes on after the warm-up.")
+    warmup_epochs: float = Field(0.0, ge=0, le=1000, title="Warm-up epochs",
+                                 description="The learning rate rises in a line over these epochs; fractions count.")
+    step_epochs: int = Field(2, ge=1, le=10_000, title="Step every",
+                             description="Schedule step: epochs between two cuts of the learning rate.")
+    step_factor: float = Field(0.1, gt=0, le=1, title="Step factor",
+                               description="Schedule step: what each cut multiplies the learning rate by.")
+    label_smoothing: float = Field(0.0, ge=0, lt=1, title="Label smoothing",
+                                   description="Share of the target spread evenly over all classes, in training only.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, title="Seed",
+                      description="Fixes the split, the order of images, augmentation and the head's start.")
+    threads: int = Field(0, ge=0, le=1024, title="CPU threads",
+                         description="Threads that torch uses on the CPU; 0: as many as there are cores.")
+    val_percent: int = Field(20, ge=1, le=90, title="Validation share (percent)",
+                             description="Of each class, where the data bring no validation folder.")
+    log_every: int = Field(1, ge=1, le=10_000, title="Log every",
+                           description="Steps between two logged figures; the device is waited for on these.")
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> RunConfig:
+        if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
+            raise ValueError(f"warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
+        if self.precision == "fp16" and self.device not in ("cuda", "auto"):
+            raise ValueError(f"precision fp16 does not work on {self.device}: choose bf16 or fp32")
+        return self
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "quick": {"data": "builtin:fashion-mnist", "model": "tf_efficientnet_lite0", "trainable": "head",
+              "image_size": 64, "epochs": 3, "lr": 3e-3, "augmentation": "none", "schedule": "constant"},
+    "blog": {"data": "imagenetv2:matched-frequency", "model": "torchvision/wide_resnet50_2", "trainable": "all",
+             "image_size": 224, "epochs": 5, "batch_size": 32, "optimizer": "adam", "lr": 1e-5, "beta1": 0.9,
+             "beta2": 0.999, "weight_decay": 0.0, "schedule": "constant", "augmentation": "none"},
+    "default": {},
+}
+"""Preset name to the fields in which it differs from `RunConfig()`.
+
+`blog` is the job of Dajiro, "Colab, PyTorch and TPU" (July 2020).
+"""
+PRESET_TITLES = {"quick": "Quick start", "blog": "Blog 2020", "default": "Good defaults"}
+
+
+def make_config(preset: str = "default", **changes: Any) -> RunConfig:
+    """A config from a preset and what differs from it.
+
+    Raises:
+        ConfigError: no such preset, no such option, or a value out of its limits.
+    """
+    if preset not in PRESETS:
+        raise ConfigError(f"There is no preset '{preset}'.", fix=f"Choose one of {', '.join(PRESETS)}.")
+    try:
+        return RunConfig(**{**PRESETS[preset], **changes})
+    except ValidationError as error:
+        raise ConfigError(*_first_problem(error)[:1], fix=_first_problem(error)[1]) from None
+
+
+def field_errors(values: dict[str, Any]) -> dict[str, str]:
+    """The problem of each field that is out of its limits; "" keys what concerns several fields."""
+    try:
+        RunConfig(**values)
+    except ValidationError as error:
+        return {str(item["loc"][0]) if item["loc"] else "": _words(item["msg"]) for item in error.errors()}
+    return {}
+
+
+def as_command(config: RunConfig) -> str:
+    """The command line that trains the same run."""
+    default = RunConfig()
+    words = ["python", "-m", "core", "train"]
+    for name in RunConfig.model_fields:
+        value = getattr(config, name)
+        if value != getattr(default, name):
+            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
+    return shlex.join(words)
+
+
+def _first_problem(error: ValidationError) -> tuple[str, str]:
+    item = error.errors()[0]
+    if not item["loc"]:
+        return f"These options clash: {_words(item['msg'])}.", "Change one of them."
+    name = str(item["loc"][0])
+    option = f"--{name.replace('_', '-')}"
+    if item["type"] == "extra_forbidden":
+        return f"There is no option {option}.", "See python -m core train --help."
+    return f"{option} can't be {item['input']!r}: {_words(item['msg'])}.", "Choose a value within the limits."
+
+
+def _words(message: str) -> str:
+    return message.removeprefix("Value error, ").replace("Input should be", "it should be").rstrip(".")

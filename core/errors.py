@@ -1,0 +1,50 @@
+"""The errors that a person may meet, each with its problem and its fix.
+
+    AppError
+    ├── ConfigError   an option is out of its limits or clashes with another
+    ├── DataError     the images can't be read or split
+    ├── ModelError    no such model, or its weights are not at hand
+    ├── DeviceError   the device is not there or can't do what is asked
+    ├── StoreError    no such run, or the run is in the wrong state
+    └── TrainingError the training itself went wrong (a loss that is not finite)
+"""
+
+from __future__ import annotations
+
+
+class AppError(Exception):
+    """A mistake or a lack that a person can mend.
+
+    Args:
+        problem: one sentence, with the offending value in it.
+        fix: one sentence that says what to do.
+    """
+
+    def __init__(self, problem: str, *, fix: str) -> None:
+        super().__init__(f"{problem} {fix}")
+        self.problem = problem
+        self.fix = fix
+
+
+class ConfigError(AppError):
+    """An option is out of its limits or clashes with another."""
+
+
+class DataError(AppError):
+    """The images can't be read or split."""
+
+
+class ModelError(AppError):
+    """No such model, or its weights are not at hand."""
+
+
+class DeviceError(AppError):
+    """The device is not there or can't do what is asked."""
+
+
+class StoreError(AppError):
+    """No such run, or the run is in the wrong state."""
+
+
+class TrainingError(AppError):
+    """The training itself went wrong."""

@@ -1,0 +1,139 @@
+"""What a trainer tells: one frozen dataclass a fact, named in the past tense.
+
+Inside the trainer events are types; in the store they are their `kind` and a JSON object, since a
+page may have re-imported these classes after an edit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Phases:
+    """Where wall time went, in seconds; the parts add up to the time they describe."""
+
+    setup_s: float = 0.0
+    data_wait_s: float = 0.0
+    transfer_s: float = 0.0
+    compile_s: float = 0.0
+    compute_s: float = 0.0
+    evaluation_s: float = 0.0
+    checkpoint_s: float = 0.0
+    other_s: float = 0.0
+
+    def total_s(self) -> float:
+        return sum(asdict(self).values())
+
+    def __add__(self, other: Phases) -> Phases:
+        mine, theirs = asdict(self), asdict(other)
+        return Phases(**{name: mine[name] + theirs[name] for name in mine})
+
+
+@dataclass(frozen=True)
+class PhaseChanged:
+    """The trainer began something else; `phase` is a word of `PHASE_WORDS`."""
+
+    phase: str
+    epoch: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class RunPrepared:
+    """Data, model and device are ready."""
+
+    device_kind: str
+    device_name: str
+    classes: list[str]
+    num_train: int
+    num_val: int
+    steps_per_epoch: int
+    num_params: int
+    num_trainable: int
+    image_size: int
+    environment: dict[str, Any] = field(default_factory=dict)
+    setup_parts: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class StepLogged:
+    """A step whose figures were fetched: means over the images since the step logged before."""
+
+    step: int
+    epoch: int
+    loss: float
+    top1: float
+    lr: float
+    images: int
+    seconds: float
+    data_wait_s: float
+    images_per_s: float | None
+    compiles: int
+
+
+@dataclass(frozen=True)
+class EpochEnded:
+    """An epoch with its validation; accuracies in percent, k/N with the true N."""
+
+    epoch: int
+    step: int
+    train_loss: float
+    train_top1: float
+    val_loss: float
+    val_top1: float
+    val_top5: float | None
+    seconds: float
+    images_per_s: float | None
+    phases: Phases
+    compile_count: int
+    lr: float
+
+
+@dataclass(frozen=True)
+class CheckpointSaved:
+    """A checkpoint lies on disk; `which` is best or last."""
+
+    which: str
+    epoch: int
+    path: str
+
+
+@dataclass(frozen=True)
+class RunEnded:
+    """The last event of a run that was not killed."""
+
+    state: str
+    total_s: float
+    phases: Phases
+    compile_count: int
+    compile_s: float
+    reason: str = ""
+    fix: str = ""
+    traceback: str = ""
+
+
+Event = PhaseChanged | RunPrepared | StepLogged | EpochEnded | CheckpointSaved | RunEnded
+
+PHASE_WORDS = {
+    "queued": "Waiting for the device",
+    "loading_data": "Loading data",
+    "building_model": "Building model",
+    "starting_device": "Starting device",
+    "compiling": "Compiling",
+    "training": "Training",
+    "validating": "Validating",
+    "saving": "Saving",
+    "ended": "Ended",
+}
+
+
+def kind_of(event: Event) -> str:
+    """The event's name in the store."""
+    return type(event).__name__
+
+
+def payload_of(event: Event) -> dict[str, Any]:
+    """The event as plain JSON values."""
+    return asdict(event)

@@ -1,0 +1,63 @@
+"""The store's schema, as an ordered list of steps; `PRAGMA user_version` says how many were taken."""
+
+from __future__ import annotations
+
+import sqlite3
+
+MIGRATIONS = [
+    """
+    CREATE TABLE runs (
+        run_id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        state TEXT NOT NULL CHECK (state IN
+            ('queued','running','paused','stopped','finished','failed','interrupted')),
+        config TEXT NOT NULL,
+        device_kind TEXT,
+        pid INTEGER,
+        pid_started REAL,
+        created REAL NOT NULL,
+        started REAL,
+        ended REAL,
+        heartbeat REAL,
+        phase TEXT NOT NULL DEFAULT '{}',
+        note TEXT NOT NULL DEFAULT '',
+        tags TEXT NOT NULL DEFAULT '[]',
+        request_token TEXT UNIQUE
+    ) STRICT;
+    CREATE TABLE events (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+        kind TEXT NOT NULL,
+        at REAL NOT NULL,
+        payload TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX events_of_run ON events (run_id, id);
+    CREATE INDEX events_of_kind ON events (run_id, kind, id);
+    CREATE TABLE requests (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+        kind TEXT NOT NULL,
+        payload TEXT NOT NULL,
+        at REAL NOT NULL,
+        taken REAL
+    ) STRICT;
+    CREATE TABLE device_locks (
+        device_kind TEXT PRIMARY KEY,
+        run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+        pid INTEGER NOT NULL,
+        pid_started REAL NOT NULL
+    ) STRICT;
+    """,
+]
+
+
+def migrate(connection: sqlite3.Connection) -> None:
+    """Bring the schema to the newest version; several processes may call this at once."""
+    connection.execute("PRAGMA foreign_keys = ON")
+    while True:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version >= len(MIGRATIONS):
+            return
+        connection.executescript(
+            f"BEGIN IMMEDIATE;\n{MIGRATIONS[version]}\nPRAGMA user_version = {version + 1};\nCOMMIT;"
+        )
