@@ -54,10 +54,15 @@ MIGRATIONS = [
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring the schema to the newest version; several processes may call this at once."""
     connection.execute("PRAGMA foreign_keys = ON")
-    while True:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version >= len(MIGRATIONS):
-            return
-        connection.executescript(
-            f"BEGIN IMMEDIATE;\n{MIGRATIONS[version]}\nPRAGMA user_version = {version + 1};\nCOMMIT;"
-        )
+        for number, script in enumerate(MIGRATIONS[version:], start=version + 1):
+            for statement in script.split(";"):
+                if statement.strip():
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number}")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
