@@ -26,52 +26,122 @@ class RunConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    data: str = Field("builtin:fashion-mnist", min_length=1, title="Data",
-                      description="A folder of class folders, a .zip of one, or builtin:NAME.")
-    model: str = Field("tf_efficientnet_lite0", min_length=1, title="Model",
-                       description="A torchvision or timm model; timm/NAME or torchvision/NAME says which.")
-    weights: str = Field("default", min_length=1, title="Weights",
-                         description="default (pretrained), none (random start), or a weight file.")
-    trainable: Trainable = Field("all", title="What is trained",
-                                 description="head: the new classifier only; last: also the last stages; all: every layer.")
-    device: DeviceKind = Field("auto", title="Device",
-                               description="Where the steps run; auto takes the fastest kind that answers.")
-    precision: Precision = Field("fp32", title="Precision",
-                                 description="fp32, or mixed precision: bf16, fp16 (fp16 on CUDA only).")
-    epochs: int = Field(5, ge=1, le=10_000, title="Epochs",
-                        description="Passes over the training images.")
-    batch_size: int = Field(32, ge=1, le=8192, title="Batch size",
-                            description="Images in a step, over all devices.")
-    image_size: int | None = Field(None, ge=16, le=1024, title="Image size",
-                                   description="Side of the square picture in pixels; empty: the model's own.")
-    augmentation: Augmentation = Field("flip", title="Augmentation",
-                                       description="none; flip: mirror at random; crop: also crop at random.")
+    data: str = Field(
+        "builtin:fashion-mnist",
+        min_length=1,
+        title="Data",
+        description="A folder of class folders, a .zip of one, or builtin:NAME.",
+    )
+    model: str = Field(
+        "tf_efficientnet_lite0",
+        min_length=1,
+        title="Model",
+        description="A torchvision or timm model; timm/NAME or torchvision/NAME says which.",
+    )
+    weights: str = Field(
+        "default",
+        min_length=1,
+        title="Weights",
+        description="default (pretrained), none (random start), or a weight file.",
+    )
+    trainable: Trainable = Field(
+        "all",
+        title="What is trained",
+        description="head: the new classifier only; last: also the last stages; all: every layer.",
+    )
+    device: DeviceKind = Field(
+        "auto", title="Device", description="Where the steps run; auto takes the fastest kind that answers."
+    )
+    precision: Precision = Field(
+        "fp32", title="Precision", description="fp32, or mixed precision: bf16, fp16 (fp16 on CUDA only)."
+    )
+    epochs: int = Field(5, ge=1, le=10_000, title="Epochs", description="Passes over the training images.")
+    batch_size: int = Field(32, ge=1, le=8192, title="Batch size", description="Images in a step, over all devices.")
+    image_size: int | None = Field(
+        None,
+        ge=16,
+        le=1024,
+        title="Image size",
+        description="Side of the square picture in pixels; empty: the model's own.",
+    )
+    augmentation: Augmentation = Field(
+        "flip", title="Augmentation", description="none; flip: mirror at random; crop: also crop at random."
+    )
     optimizer: OptimizerName = Field("adamw", title="Optimizer", description="Adam, AdamW or SGD.")
-    lr: float = Field(3e-4, gt=0, le=100, allow_inf_nan=False, title="Learning rate",
-                      description="The peak of the schedule.")
+    lr: float = Field(
+        3e-4, gt=0, le=100, allow_inf_nan=False, title="Learning rate", description="The peak of the schedule."
+    )
     beta1: float = Field(0.9, ge=0, lt=1, title="Beta 1", description="Adam, AdamW: decay of the mean gradient.")
-    beta2: float = Field(0.999, ge=0, lt=1, title="Beta 2", description="Adam, AdamW: decay of the mean squared gradient.")
+    beta2: float = Field(
+        0.999, ge=0, lt=1, title="Beta 2", description="Adam, AdamW: decay of the mean squared gradient."
+    )
     momentum: float = Field(0.9, ge=0, lt=1, title="Momentum", description="SGD only.")
-    weight_decay: float = Field(0.01, ge=0, le=10, title="Weight decay",
-                                description="Decoupled in AdamW, added to the gradient in Adam and SGD.")
-    schedule: ScheduleName = Field("cosine", title="Schedule",
-                                   description="How the learning rate goes on after the warm-up.")
-    warmup_epochs: float = Field(0.0, ge=0, le=1000, title="Warm-up epochs",
-                                 description="The learning rate rises in a line over these epochs; fractions count.")
-    step_epochs: int = Field(2, ge=1, le=10_000, title="Step every",
-                             description="Schedule step: epochs between two cuts of the learning rate.")
-    step_factor: float = Field(0.1, gt=0, le=1, title="Step factor",
-                               description="Schedule step: what each cut multiplies the learning rate by.")
-    label_smoothing: float = Field(0.0, ge=0, lt=1, title="Label smoothing",
-                                   description="Share of the target spread evenly over all classes, in training only.")
-    seed: int = Field(0, ge=0, le=2**31 - 1, title="Seed",
-                      description="Fixes the split, the order of images, augmentation and the head's start.")
-    threads: int = Field(0, ge=0, le=1024, title="CPU threads",
-                         description="Threads that torch uses on the CPU; 0: as many as there are cores.")
-    val_percent: int = Field(20, ge=1, le=90, title="Validation share (percent)",
-                             description="Of each class, where the data bring no validation folder.")
-    log_every: int = Field(1, ge=1, le=10_000, title="Log every",
-                           description="Steps between two logged figures; the device is waited for on these.")
+    weight_decay: float = Field(
+        0.01,
+        ge=0,
+        le=10,
+        title="Weight decay",
+        description="Decoupled in AdamW, added to the gradient in Adam and SGD.",
+    )
+    schedule: ScheduleName = Field(
+        "cosine", title="Schedule", description="How the learning rate goes on after the warm-up."
+    )
+    warmup_epochs: float = Field(
+        0.0,
+        ge=0,
+        le=1000,
+        title="Warm-up epochs",
+        description="The learning rate rises in a line over these epochs; fractions count.",
+    )
+    step_epochs: int = Field(
+        2,
+        ge=1,
+        le=10_000,
+        title="Step every",
+        description="Schedule step: epochs between two cuts of the learning rate.",
+    )
+    step_factor: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        title="Step factor",
+        description="Schedule step: what each cut multiplies the learning rate by.",
+    )
+    label_smoothing: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        title="Label smoothing",
+        description="Share of the target spread evenly over all classes, in training only.",
+    )
+    seed: int = Field(
+        0,
+        ge=0,
+        le=2**31 - 1,
+        title="Seed",
+        description="Fixes the split, the order of images, augmentation and the head's start.",
+    )
+    threads: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        title="CPU threads",
+        description="Threads that torch uses on the CPU; 0: as many as there are cores.",
+    )
+    val_percent: int = Field(
+        20,
+        ge=1,
+        le=90,
+        title="Validation share (percent)",
+        description="Of each class, where the data bring no validation folder.",
+    )
+    log_every: int = Field(
+        1,
+        ge=1,
+        le=10_000,
+        title="Log every",
+        description="Steps between two logged figures; the device is waited for on these.",
+    )
 
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
@@ -83,11 +153,31 @@ class RunConfig(BaseModel):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "quick": {"data": "builtin:fashion-mnist", "model": "tf_efficientnet_lite0", "trainable": "head",
-              "image_size": 64, "epochs": 3, "lr": 3e-3, "augmentation": "none", "schedule": "constant"},
-    "blog": {"data": "imagenetv2:matched-frequency", "model": "torchvision/wide_resnet50_2", "trainable": "all",
-             "image_size": 224, "epochs": 5, "batch_size": 32, "optimizer": "adam", "lr": 1e-5, "beta1": 0.9,
-             "beta2": 0.999, "weight_decay": 0.0, "schedule": "constant", "augmentation": "none"},
+    "quick": {
+        "data": "builtin:fashion-mnist",
+        "model": "tf_efficientnet_lite0",
+        "trainable": "head",
+        "image_size": 64,
+        "epochs": 3,
+        "lr": 3e-3,
+        "augmentation": "none",
+        "schedule": "constant",
+    },
+    "blog": {
+        "data": "imagenetv2:matched-frequency",
+        "model": "torchvision/wide_resnet50_2",
+        "trainable": "all",
+        "image_size": 224,
+        "epochs": 5,
+        "batch_size": 32,
+        "optimizer": "adam",
+        "lr": 1e-5,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "weight_decay": 0.0,
+        "schedule": "constant",
+        "augmentation": "none",
+    },
     "default": {},
 }
 """Preset name to the fields in which it differs from `RunConfig()`.

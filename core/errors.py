@@ -1,12 +1,12 @@
 """The errors that a person may meet, each with its problem and its fix.
 
-    AppError
-    ├── ConfigError   an option is out of its limits or clashes with another
-    ├── DataError     the images can't be read or split
-    ├── ModelError    no such model, or its weights are not at hand
-    ├── DeviceError   the device is not there or can't do what is asked
-    ├── StoreError    no such run, or the run is in the wrong state
-    └── TrainingError the training itself went wrong (a loss that is not finite)
+AppError
+├── ConfigError   an option is out of its limits or clashes with another
+├── DataError     the images can't be read or split
+├── ModelError    no such model, or its weights are not at hand
+├── DeviceError   the device is not there or can't do what is asked
+├── StoreError    no such run, or the run is in the wrong state
+└── TrainingError the training itself went wrong (a loss that is not finite)
 """
 
 from __future__ import annotations

@@ -80,9 +80,7 @@ class Store:
         self.home = (home or default_home()).expanduser().resolve()
         self.home.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(
-            self.home / "runs.sqlite", check_same_thread=False, isolation_level=None, timeout=30
-        )
+        self._db = sqlite3.connect(self.home / "runs.sqlite", check_same_thread=False, isolation_level=None, timeout=30)
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
@@ -97,12 +95,16 @@ class Store:
 
     # Runs
 
-    def create_run(self, config: RunConfig, *, name: str = "", request_token: str | None = None) -> str:
+    def create_run(
+        self, config: RunConfig, *, name: str = "", request_token: str | None = None, own: bool = False
+    ) -> str:
         """Queue a run and return its id.
 
         Args:
             request_token: two calls with the same token make one run, and both get its id.
+            own: this process will train it itself, so a waiting worker leaves it alone.
         """
+        pid, started = (os.getpid(), _process_start(os.getpid())) if own else (None, None)
         run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
         with self._write() as db:
             if request_token is not None:
@@ -110,8 +112,17 @@ class Store:
                 if row:
                     return str(row["run_id"])
             db.execute(
-                "INSERT INTO runs (run_id, name, state, config, created, request_token) VALUES (?,?,?,?,?,?)",
-                (run_id, name or _default_name(config), "queued", config.model_dump_json(), time.time(), request_token),
+                "INSERT INTO runs (run_id, name, state, config, pid, pid_started, created, request_token) "
+                "VALUES (?,?,'queued',?,?,?,?,?)",
+                (
+                    run_id,
+                    name or _default_name(config),
+                    config.model_dump_json(),
+                    pid,
+                    started,
+                    time.time(),
+                    request_token,
+                ),
             )
         return run_id
 
@@ -130,6 +141,11 @@ class Store:
         """All runs, newest first."""
         where = f"WHERE state IN {ACTIVE_STATES}" if active_only else ""
         return [_record(row) for row in self._read(f"SELECT * FROM runs {where} ORDER BY created DESC, rowid DESC")]
+
+    def waiting_runs(self) -> list[RunRecord]:
+        """Queued runs that no process keeps for itself, oldest first."""
+        query = "SELECT * FROM runs WHERE state = 'queued' AND pid IS NULL ORDER BY created, rowid"
+        return [_record(row) for row in self._read(query)]
 
     def rename(self, run_id: str, name: str) -> None:
         if not name.strip():
@@ -206,10 +222,12 @@ class Store:
         """Mark runs whose process is dead as interrupted; return their ids."""
         dead = []
         with self._write() as db:
-            for row in db.execute("SELECT * FROM runs WHERE state IN ('running','paused')").fetchall():
+            for row in db.execute(
+                "SELECT * FROM runs WHERE state IN ('running','paused') OR (state = 'queued' AND pid IS NOT NULL)"
+            ).fetchall():
                 if not _process_lives(row["pid"], row["pid_started"]):
                     db.execute(
-                        "UPDATE runs SET state='interrupted', ended=coalesce(heartbeat, started) WHERE run_id=?",
+                        "UPDATE runs SET state='interrupted', ended=coalesce(heartbeat, created) WHERE run_id=?",
                         (row["run_id"],),
                     )
                     db.execute("DELETE FROM device_locks WHERE run_id = ?", (row["run_id"],))
