@@ -1,0 +1,44 @@
+"""The devices a run can train on."""
+
+from __future__ import annotations
+
+from core.devices.base import Device, DeviceInfo
+from core.devices.local import CpuDevice, CudaDevice, MpsDevice, cpu_info, cuda_info, mps_info
+from core.devices.xla import XlaDevice, xla_info
+from core.errors import DeviceError
+
+__all__ = ["Device", "DeviceInfo", "list_devices", "open_device", "resolve_kind"]
+
+_OPEN = {"cpu": CpuDevice, "cuda": CudaDevice, "mps": MpsDevice, "xla": XlaDevice}
+
+
+def list_devices() -> list[DeviceInfo]:
+    """Every device kind, with the reason where it is not available; starts none of them."""
+    return [cpu_info(), cuda_info(), mps_info(), xla_info()]
+
+
+def resolve_kind(kind: str) -> str:
+    """The kind that `auto` stands for here: cuda, a TPU, mps, else cpu.
+
+    Raises:
+        DeviceError: the kind that was asked for is not available.
+    """
+    infos = {info.kind: info for info in list_devices()}
+    if kind == "auto":
+        has_chip = infos["xla"].available and infos["xla"].name.startswith("TPU")
+        ranking = [("cuda", infos["cuda"].available), ("xla", has_chip), ("mps", infos["mps"].available)]
+        return next((name for name, usable in ranking if usable), "cpu")
+    if not infos[kind].available:
+        usable = ", ".join(info.kind for info in infos.values() if info.available)
+        raise DeviceError(f"Device {kind} is not available: {infos[kind].reason}", fix=f"Choose one of {usable}.")
+    return kind
+
+
+def open_device(kind: str) -> Device:
+    """Start a device in this thread.
+
+    Raises:
+        DeviceError: it is not there or does not start.
+    """
+    device: Device = _OPEN[resolve_kind(kind)]()
+    return device
