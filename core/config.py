@@ -136,7 +136,7 @@ class RunConfig(BaseModel):
         description="Of each class, where the data bring no validation folder.",
     )
     log_every: int = Field(
-        1,
+        5,
         ge=1,
         le=10_000,
         title="Log every",
