@@ -1,0 +1,215 @@
+"""What a run came to: one dict a run, one row a run, and files for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from dataclasses import asdict
+from typing import Any
+
+from core.events import Phases
+from core.store import RunRecord, Store, StoredEvent
+
+EPOCH_KEYS = (
+    "epoch",
+    "train_loss",
+    "train_top1",
+    "val_loss",
+    "val_top1",
+    "val_top5",
+    "seconds",
+    "images_per_s",
+    "phases",
+    "lr",
+)
+CSV_COLUMNS = (
+    "row",
+    "epoch",
+    "step",
+    "train_loss",
+    "train_top1",
+    "val_loss",
+    "val_top1",
+    "val_top5",
+    "lr",
+    "seconds",
+    "images",
+    "images_per_s",
+    "compiles",
+    *Phases.__dataclass_fields__,
+)
+_SUMMARY_KINDS = ("RunPrepared", "EpochEnded", "RunEnded")
+
+
+def summarise(store: Store, run_id: str) -> dict[str, Any]:
+    """A run as the command line prints it; plain JSON values, also of a run that goes on or was killed.
+
+    Times are seconds, accuracies percent, `created` Unix time; what isn't known (yet) is None, a figure that
+    is not finite too. A resumed run sums the times of its parts; a part that was killed counts its epochs.
+
+    Raises:
+        StoreError: there is no such run.
+    """
+    record = store.get_run(run_id)
+    events = store.events(run_id, kinds=_SUMMARY_KINDS)
+    prepared: dict[str, Any] = _last(events, "RunPrepared") or {}
+    ended = _last(events, "RunEnded")
+    epochs = _epochs(events)
+    phases, count, compile_s = _times(events)
+    failed = record.state == "failed" and ended is not None
+    return _finite(
+        {
+            "run_id": record.run_id,
+            "name": record.name,
+            "state": record.state,
+            "created": record.created,
+            "config": record.config.model_dump(),
+            "device": {
+                "kind": prepared.get("device_kind") or record.device_kind or record.config.device,
+                "name": prepared.get("device_name", ""),
+            },
+            "epochs": epochs,
+            "best": _best(epochs),
+            "total_s": _total_s(record, events),
+            "phases": asdict(phases),
+            "compile": {"count": count, "seconds": compile_s},
+            "num_train": prepared.get("num_train"),
+            "num_val": prepared.get("num_val"),
+            "classes": prepared.get("classes", []),
+            "num_params": prepared.get("num_params"),
+            "num_trainable": prepared.get("num_trainable"),
+            "image_size": prepared.get("image_size"),
+            "steps_per_epoch": prepared.get("steps_per_epoch"),
+            "setup_parts": prepared.get("setup_parts", {}),
+            "environment": prepared.get("environment", {}),
+            "reason": ended["reason"] if failed and ended else "",
+            "fix": ended["fix"] if failed and ended else "",
+            "note": record.note,
+            "tags": record.tags,
+        }
+    )
+
+
+def list_rows(store: Store) -> list[dict[str, Any]]:
+    """All runs, newest first, a flat dict each; `val_top1` holds the validation top-1 of each epoch."""
+    rows = []
+    for record in store.list_runs():
+        events = store.events(record.run_id, kinds=_SUMMARY_KINDS)
+        prepared: dict[str, Any] = _last(events, "RunPrepared") or {}
+        epochs = _epochs(events)
+        best = _best(epochs)
+        rows.append(
+            {
+                "run_id": record.run_id,
+                "name": record.name,
+                "state": record.state,
+                "model": record.config.model,
+                "data": record.config.data,
+                "device": prepared.get("device_kind") or record.device_kind or record.config.device,
+                "best_val_top1": best["val_top1"] if best else None,
+                "total_s": _total_s(record, events),
+                "created": record.created,
+                "val_top1": [epoch["val_top1"] for epoch in epochs],
+                "tags": record.tags,
+            }
+        )
+    return rows
+
+
+def export_json(store: Store, run_id: str) -> str:
+    """The run's summary with its logged steps under `steps`, as one JSON object without NaN.
+
+    Raises:
+        StoreError: there is no such run.
+    """
+    summary = summarise(store, run_id)
+    steps = [_finite(event.payload) for event in store.events(run_id, kinds=("StepLogged",))]
+    return json.dumps({**summary, "steps": steps}, indent=2, allow_nan=False) + "\n"
+
+
+def export_csv(store: Store, run_id: str) -> str:
+    """The run's steps and epochs in the order in which they came; column `row` is step or epoch.
+
+    Raises:
+        StoreError: there is no such run.
+    """
+    store.get_run(run_id)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for event in store.events(run_id, kinds=("StepLogged", "EpochEnded")):
+        payload = _finite(event.payload)
+        if event.kind == "StepLogged":
+            loss, top1 = payload["loss"], payload["top1"]
+            writer.writerow({"row": "step", **payload, "train_loss": loss, "train_top1": top1})
+        else:
+            compiles = payload.get("compile_count")
+            writer.writerow({"row": "epoch", **payload, **payload["phases"], "compiles": compiles})
+    return text.getvalue()
+
+
+def _last(events: list[StoredEvent], kind: str) -> dict[str, Any] | None:
+    return next((event.payload for event in reversed(events) if event.kind == kind), None)
+
+
+def _epochs(events: list[StoredEvent]) -> list[dict[str, Any]]:
+    """An epoch that was trained again after a resume counts once, as trained last."""
+    epochs = {event.payload["epoch"]: event.payload for event in events if event.kind == "EpochEnded"}
+    return [{key: _finite(epochs[number].get(key)) for key in EPOCH_KEYS} for number in sorted(epochs)]
+
+
+def _best(epochs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first epoch with the highest validation top-1; None before the first epoch ends."""
+    known = [epoch for epoch in epochs if epoch["val_top1"] is not None]
+    if not known:
+        return None
+    best = max(known, key=lambda epoch: (epoch["val_top1"], -epoch["epoch"]))
+    return {"epoch": best["epoch"], "val_top1": best["val_top1"]}
+
+
+def _parts(events: list[StoredEvent]) -> list[list[StoredEvent]]:
+    """The events of each start of the run; a resume begins with a RunPrepared of its own."""
+    parts: list[list[StoredEvent]] = []
+    is_open = False
+    for event in events:
+        if not is_open or event.kind == "RunPrepared":
+            parts.append([])
+        parts[-1].append(event)
+        is_open = event.kind != "RunEnded"
+    return parts
+
+
+def _times(events: list[StoredEvent]) -> tuple[Phases, int, float]:
+    phases, count, compile_s = Phases(), 0, 0.0
+    for part in _parts(events):
+        ended = _last(part, "RunEnded")
+        if ended:
+            phases += Phases(**ended["phases"])
+            count += ended["compile_count"]
+            compile_s += ended["compile_s"]
+            continue
+        epochs = [event.payload for event in part if event.kind == "EpochEnded"]
+        done = sum((Phases(**epoch["phases"]) for epoch in epochs), Phases())
+        phases += done
+        count += sum(epoch["compile_count"] for epoch in epochs)
+        compile_s += done.compile_s
+    return phases, count, compile_s
+
+
+def _total_s(record: RunRecord, events: list[StoredEvent]) -> float | None:
+    if not record.is_active and events and events[-1].kind == "RunEnded":
+        told = [event.payload["total_s"] for event in events if event.kind == "RunEnded"]
+        if len(told) == len(_parts(events)):
+            return float(sum(told))
+    until = record.ended or record.heartbeat
+    return max(0.0, until - record.started) if record.started and until else None
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,280 @@
+"""The fine-tuning loop: batches in, events out; the same on every device.
+
+No files, no threads and no clock of its own: what differs is passed in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from core.config import RunConfig
+from core.devices.base import Device
+from core.errors import TrainingError
+from core.events import EpochEnded, Event, PhaseChanged, Phases, StepLogged
+from core.metrics import Figures, Sums
+from core.optim import set_lr
+from core.schedule import lr_at
+from core.timing import PhaseTimer
+
+SETTLING_STEPS = 2
+"""Steps at the start of a run that throughput leaves out."""
+PAD_LABEL = -100
+
+
+class Batch(Protocol):
+    """Images (batch, 3, height, width) uint8, labels (batch,) int64; padding follows the real images."""
+
+    images: Tensor
+    labels: Tensor
+    num_real: int
+
+
+class Loader(Protocol):
+    """Batches of one epoch, all of one shape."""
+
+    @property
+    def num_batches(self) -> int: ...
+
+    def epoch(self, number: int) -> Iterator[Batch]: ...
+
+
+class Control(Protocol):
+    """What people ask of the run, read between steps."""
+
+    def should_stop(self) -> bool: ...
+
+
+@dataclass
+class Task:
+    """All that `fit` trains: built once in set-up, on its device.
+
+    `save(which, epoch)` writes a checkpoint; `set_train_mode` keeps frozen parts in eval mode.
+    """
+
+    config: RunConfig
+    device: Device
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    train: Loader
+    val: Loader
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    num_classes: int
+    save: Callable[[str, int], None]
+    set_train_mode: Callable[[nn.Module], None]
+    prefetch: Callable[[Iterator[Batch]], Iterator[Batch]] = field(default=lambda batches: batches)
+
+    def __post_init__(self) -> None:
+        shape, place = (1, 3, 1, 1), self.device.torch_device
+        self.shift = torch.tensor(self.mean).reshape(shape).to(place)
+        self.scale = torch.tensor(self.std).reshape(shape).to(place)
+        self.scaler = torch.amp.GradScaler(place.type, enabled=self.config.precision == "fp16")
+
+    def logits(self, images: Tensor) -> Tensor:
+        """Normalise uint8 images on the device and classify them, as float32 (batch, classes)."""
+        inputs = (images.float() / 255 - self.shift) / self.scale
+        if self.device.torch_device.type in ("cpu", "cuda"):
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        with self.device.autocast(self.config.precision):
+            output = self.model(inputs)
+        return output.float()  # type: ignore[no-any-return]
+
+
+@dataclass
+class _Window:
+    """What happened since the last logged step."""
+
+    images: int = 0
+    seconds: float = 0.0
+    data_wait_s: float = 0.0
+
+
+@dataclass
+class _Settled:
+    images: int = 0
+    seconds: float = 0.0
+
+    def per_s(self) -> float | None:
+        return self.images / self.seconds if self.seconds > 0 else None
+
+
+def fit(
+    task: Task, *, emit: Callable[[Event], None], control: Control, clock: Callable[[], float]
+) -> tuple[str, Phases]:
+    """Train for the config's epochs, or until asked to stop.
+
+    Returns:
+        `finished` or `stopped`, and the phases of the time spent here.
+
+    Raises:
+        TrainingError: the loss is not finite; the step is named.
+    """
+    spent, best, step = Phases(), -1.0, 0
+    for epoch in range(1, task.config.epochs + 1):
+        timer = PhaseTimer(clock)
+        compiles = task.device.compile_count()
+        train, settled, step, stopped = train_epoch(task, epoch, step, timer, emit, control)
+        if stopped:
+            emit(PhaseChanged("saving", epoch))
+            task.save("last", epoch - 1)
+            timer.lap("checkpoint")
+            return "stopped", spent + timer.phases()
+        emit(PhaseChanged("validating", epoch))
+        val = evaluate(task, timer)
+        emit(PhaseChanged("saving", epoch))
+        if val.top1 > best:
+            best = val.top1
+            task.save("best", epoch)
+        task.save("last", epoch)
+        timer.lap("checkpoint")
+        emit(
+            EpochEnded(
+                epoch=epoch,
+                step=step,
+                train_loss=train.loss,
+                train_top1=train.top1,
+                val_loss=val.loss,
+                val_top1=val.top1,
+                val_top5=val.top5 if task.num_classes > 5 else None,
+                seconds=timer.total_s(),
+                images_per_s=settled.per_s(),
+                phases=timer.phases(),
+                compile_count=task.device.compile_count() - compiles,
+                lr=lr_at(task.config, step, task.train.num_batches),
+            )
+        )
+        timer.lap("other")
+        spent = spent + timer.phases()
+        if control.should_stop() and epoch < task.config.epochs:
+            return "stopped", spent
+    return "finished", spent
+
+
+def train_epoch(
+    task: Task, epoch: int, step: int, timer: PhaseTimer, emit: Callable[[Event], None], control: Control
+) -> tuple[Figures, _Settled, int, bool]:
+    """One pass over the training images.
+
+    Returns:
+        The epoch's means, its settled throughput, the number of the last step, and whether it was
+        asked to stop before the end.
+    """
+    device, config = task.device, task.config
+    steps = task.train.num_batches
+    task.set_train_mode(task.model)
+    sums, window, settled = Sums(device.torch_device), _Window(), _Settled()
+    compiles, compile_s = device.compile_count(), device.compile_seconds()
+    loss_total, hits_total, images_total = 0.0, 0.0, 0
+    emit(PhaseChanged("compiling" if step == 0 and device.kind == "xla" else "training", epoch))
+    with closing(task.prefetch(task.train.epoch(epoch))) as batches:  # type: ignore[type-var]
+        timer.lap("other")
+        for index, batch in enumerate(batches, start=1):
+            step += 1
+            window.data_wait_s += timer.lap("data_wait")
+            images, labels = device.place_batch(batch.images, batch.labels)
+            transfer_s = timer.lap("transfer")
+            lr = lr_at(config, step, steps)
+            train_step(task, images, labels, lr, sums)
+            device.flush()
+            stop = index < steps and control.should_stop()
+            # wait only on log steps: waiting on each would stop XLA from tracing the next step meanwhile
+            should_log = step == 1 or step % config.log_every == 0 or index == steps or stop
+            logged = None
+            if should_log:
+                device.wait()
+                logged = sums.fetch_and_clear()
+            compiled_s, compiled = device.compile_seconds() - compile_s, device.compile_count() - compiles
+            compute_s = timer.lap("compute", compile_s=compiled_s)
+            compile_s += compiled_s
+            window.seconds += transfer_s + compute_s
+            window.images += batch.num_real
+            if logged is None:
+                continue
+            loss_sum, hits, images_logged = logged
+            loss_total, hits_total, images_total = (
+                loss_total + loss_sum,
+                hits_total + hits,
+                images_total + images_logged,
+            )
+            loss = loss_sum / images_logged
+            if not math.isfinite(loss):
+                raise TrainingError(
+                    f"The training loss is {loss} at step {step} (epoch {epoch}).",
+                    fix="Lower the learning rate, add warm-up epochs, or train in fp32.",
+                )
+            seconds = window.seconds + window.data_wait_s
+            is_settled = step > SETTLING_STEPS and not compiled
+            if is_settled:
+                settled.images += window.images
+                settled.seconds += seconds
+            emit(
+                StepLogged(
+                    step=step,
+                    epoch=epoch,
+                    loss=loss,
+                    top1=100 * hits / images_logged,
+                    lr=lr,
+                    images=images_logged,
+                    seconds=seconds,
+                    data_wait_s=window.data_wait_s,
+                    images_per_s=window.images / seconds if is_settled and seconds > 0 else None,
+                    compiles=compiled,
+                )
+            )
+            if step == 1 and device.kind == "xla":
+                emit(PhaseChanged("training", epoch))
+            compiles += compiled
+            window = _Window()
+            timer.lap("other")
+            if stop:
+                return _means(loss_total, hits_total, images_total), settled, step, True
+    timer.lap("other")
+    return _means(loss_total, hits_total, images_total), settled, step, False
+
+
+def train_step(task: Task, images: Tensor, labels: Tensor, lr: float, sums: Sums) -> None:
+    """One optimizer update; its loss and hits are added to `sums`, and nothing is fetched."""
+    set_lr(task.optimizer, lr)
+    task.optimizer.zero_grad(set_to_none=True)
+    logits = task.logits(images)
+    loss = functional.cross_entropy(logits, labels, label_smoothing=task.config.label_smoothing)
+    if task.scaler.is_enabled():
+        task.scaler.scale(loss).backward()
+        task.scaler.step(task.optimizer)
+        task.scaler.update()
+    else:
+        loss.backward()  # type: ignore[no-untyped-call]
+        task.device.optimizer_step(task.optimizer)
+    sums.add(loss * labels.shape[0], logits.detach(), labels, labels.shape[0])
+
+
+def evaluate(task: Task, timer: PhaseTimer) -> Figures:
+    """Loss and accuracy over the validation images, each counted once; back in training mode after."""
+    device = task.device
+    task.model.eval()
+    sums, compile_s = Sums(device.torch_device), device.compile_seconds()
+    with torch.no_grad(), closing(task.prefetch(task.val.epoch(0))) as batches:  # type: ignore[type-var]
+        for batch in batches:
+            images, labels = device.place_batch(batch.images, batch.labels)
+            logits = task.logits(images)
+            loss_sum = functional.cross_entropy(logits, labels, ignore_index=PAD_LABEL, reduction="sum")
+            sums.add(loss_sum, logits, labels, batch.num_real)
+            device.flush()
+        device.wait()
+        figures = sums.fetch()
+    task.set_train_mode(task.model)
+    timer.lap("evaluation", compile_s=device.compile_seconds() - compile_s)
+    return figures
+
+
+def _means(loss_sum: float, hits: float, images: int) -> Figures:
+    n = max(images, 1)
+    return Figures(loss_sum / n, 100 * hits / n, float("nan"), images)

@@ -1,0 +1,72 @@
+"""Sums that stay on the device until a figure is asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+def top_k_correct(logits: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Count the images whose label is among the k highest logits.
+
+    Args:
+        logits: (batch, classes), any float dtype.
+        labels: (batch,), class indices; a negative label never counts.
+        k: 1 or more; capped at the number of classes.
+
+    Returns:
+        A 0-d integer tensor on the logits' device; nothing is fetched to the host.
+    """
+    highest = logits.topk(min(k, logits.shape[1]), dim=1).indices
+    return (highest == labels[:, None]).any(dim=1).sum()
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Means over images: the loss, and accuracies in percent."""
+
+    loss: float
+    top1: float
+    top5: float
+    images: int
+
+
+class Sums:
+    """Loss and hits, added up on the device.
+
+    The sums have shape (3,) and start from a copied tensor: XLA would bake a 0-d zero into the
+    program and compile again when it changes.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._zero = torch.zeros(3)
+        self._sums = self._zero.to(device)
+        self._images = 0
+
+    def add(self, loss_sum: Tensor, logits: Tensor, labels: Tensor, images: int) -> None:
+        """Add a batch: the loss summed over its `images` real images, and its hits."""
+        with torch.no_grad():
+            batch = torch.stack(
+                [loss_sum.detach().float(), top_k_correct(logits, labels, 1), top_k_correct(logits, labels, 5)]
+            )
+            self._sums = self._sums + batch
+        self._images += images
+
+    def fetch(self) -> Figures:
+        """Bring the means to the host; waits for the device.
+
+        Raises:
+            ZeroDivisionError: nothing was added.
+        """
+        loss, top1, top5 = self._sums.tolist()
+        n = self._images
+        return Figures(loss / n, 100 * top1 / n, 100 * top5 / n, n)
+
+    def fetch_and_clear(self) -> tuple[float, float, int]:
+        """The sums of loss and top-1 hits and the number of images since the last call."""
+        loss, top1, _ = self._sums.tolist()
+        images, self._images = self._images, 0
+        self._sums = self._zero.to(self._sums.device)
+        return loss, top1, images

@@ -1,0 +1,217 @@
+"""The trainer thread: takes queued runs from the store, trains them, and outlives their failures."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from core.devices import resolve_kind
+from core.devices.xla import initialise, xla_info
+from core.engine import fit
+from core.errors import AppError, StoreError
+from core.events import EpochEnded, Event, PhaseChanged, Phases, RunEnded, RunPrepared, StepLogged
+from core.setup import prepare
+from core.store import Store
+
+PULSE_S = 0.25
+"""Seconds between two writes of a run's events and heartbeat, and between two looks for requests."""
+
+
+class Pulse:
+    """Writes a run's events and heartbeat, and reads its requests, beside the trainer.
+
+    A thread of its own, since the trainer may sit in a compile for minutes.
+    """
+
+    def __init__(self, store: Store, run_id: str, epochs: int, on_event: Callable[[Event], None]) -> None:
+        self._store, self._run_id, self._epochs, self._on_event = store, run_id, epochs, on_event
+        self._pending: list[tuple[float, Event]] = []
+        self._phase: dict[str, Any] = {"phase": "starting_device", "epochs": epochs, "progress": 0.0}
+        self._steps = 0
+        self._trained_since: float | None = None
+        self._lock, self._stop, self._done = threading.Lock(), threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._beat_on, name=f"pulse-{run_id}", daemon=True)
+
+    def __enter__(self) -> Pulse:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+        self._write()
+
+    def emit(self, event: Event) -> None:
+        now = time.time()
+        with self._lock:
+            self._pending.append((now, event))
+            self._follow(event, now)
+        self._on_event(event)
+
+    def should_stop(self) -> bool:
+        return self._stop.is_set()
+
+    def ask_stop(self) -> None:
+        self._stop.set()
+
+    def _follow(self, event: Event, now: float) -> None:
+        if isinstance(event, PhaseChanged):
+            self._phase |= {"phase": event.phase, "epoch": event.epoch, "detail": event.detail}
+        elif isinstance(event, RunPrepared):
+            self._steps = event.steps_per_epoch
+            self._trained_since = now
+        elif isinstance(event, StepLogged):
+            done = event.step / (self._steps * self._epochs)
+            elapsed = now - (self._trained_since or now)
+            self._phase |= {
+                "step": event.step - (event.epoch - 1) * self._steps,
+                "steps": self._steps,
+                "epoch": event.epoch,
+                "progress": done,
+                "eta_s": elapsed / done * (1 - done) if done else None,
+            }
+        elif isinstance(event, RunEnded):
+            self._phase |= {"phase": "ended", "detail": event.state}
+
+    def _write(self) -> None:
+        with self._lock:
+            pending, self._pending = self._pending, []
+            phase = dict(self._phase)
+        if pending:
+            self._store.append_events(self._run_id, pending)
+        self._store.beat(self._run_id, phase)
+        if any(kind == "stop" for kind, _ in self._store.take_requests(self._run_id)):
+            self._stop.set()
+
+    def _beat_on(self) -> None:
+        while not self._done.wait(PULSE_S):
+            with contextlib.suppress(StoreError):
+                self._write()
+
+
+def train_run(
+    store: Store,
+    run_id: str,
+    *,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_pulse: Callable[[Pulse], None] = lambda pulse: None,
+) -> str | None:
+    """Train a queued run in this thread.
+
+    Args:
+        on_event: called with each event, in this thread.
+        on_pulse: handed the run's pulse at the start, through which it can be asked to stop.
+
+    Returns:
+        The state in which it ended, or None where another run holds its device.
+
+    Raises:
+        StoreError: there is no such run, or it is not queued.
+    """
+    config = store.get_run(run_id).config
+    started = time.perf_counter()
+    try:
+        kind = resolve_kind(config.device)
+    except AppError as error:
+        store.append_events(run_id, [(time.time(), _ended("failed", 0.0, Phases(), error))])
+        store.end_run(run_id, "failed")
+        return "failed"
+    if not store.claim(run_id, kind):
+        return None
+    threads = torch.get_num_threads()
+    state = "failed"
+    try:
+        with Pulse(store, run_id, config.epochs, on_event) as pulse:
+            on_pulse(pulse)
+            ended = _train(store, run_id, kind, started, pulse)
+            state = ended.state
+            pulse.emit(ended)
+    finally:
+        torch.set_num_threads(threads)
+        store.end_run(run_id, state)
+    return state
+
+
+def _train(store: Store, run_id: str, kind: str, started: float, pulse: Pulse) -> RunEnded:
+    config = store.get_run(run_id).config
+    phases, count, compile_s = Phases(), 0, 0.0
+    try:
+        task = prepare(config, device_kind=kind, home=store.home, folder=store.run_folder(run_id), emit=pulse.emit)
+        phases = Phases(setup_s=time.perf_counter() - started)
+        count, compile_s = task.device.compile_count(), task.device.compile_seconds()
+        try:
+            state, spent = fit(task, emit=pulse.emit, control=pulse, clock=time.perf_counter)
+            phases += spent
+            count = task.device.compile_count() - count
+            compile_s = task.device.compile_seconds() - compile_s
+        finally:
+            task.device.close()
+    except Exception as error:  # the worker must outlive any failure of a run; the traceback stays with the run
+        return _ended("failed", time.perf_counter() - started, phases, error)
+    total_s = time.perf_counter() - started
+    phases += Phases(other_s=total_s - phases.total_s())
+    return RunEnded(state, total_s, phases, count, compile_s)
+
+
+def _ended(state: str, total_s: float, phases: Phases, error: Exception) -> RunEnded:
+    if isinstance(error, AppError):
+        reason, fix = error.problem, error.fix
+    else:
+        line = (str(error).strip().splitlines() or [""])[0]
+        reason, fix = f"{type(error).__name__}: {line}", "The traceback below says where it happened."
+    text = "".join(traceback.format_exception(error))
+    # a kept traceback would keep the device's memory
+    error.__traceback__ = None
+    return RunEnded(state, total_s, phases + Phases(other_s=total_s - phases.total_s()), 0, 0.0, reason, fix, text)
+
+
+class Worker:
+    """Trains the store's waiting runs one after another, in a daemon thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._wake, self._closing = threading.Event(), threading.Event()
+        self._pulse: Pulse | None = None
+        self._thread = threading.Thread(target=self._work, name="trainer", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look for waiting runs now."""
+        self._wake.set()
+
+    def shutdown(self, timeout_s: float = 10.0) -> None:
+        """Ask the active run to stop and save, and wait for the thread."""
+        self._closing.set()
+        if self._pulse:
+            self._pulse.ask_stop()
+        self._wake.set()
+        self._thread.join(timeout_s)
+
+    def _work(self) -> None:
+        if xla_info().available:
+            with contextlib.suppress(AppError):
+                initialise()
+        while not self._closing.is_set():
+            trained = False
+            for record in self._store.waiting_runs():
+                if self._closing.is_set():
+                    return
+                with contextlib.suppress(StoreError):
+                    trained = train_run(self._store, record.run_id, on_pulse=self._follow) is not None or trained
+                self._pulse = None
+            if not trained:
+                self._wake.wait(0.5)
+                self._wake.clear()
+
+    def _follow(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        if self._closing.is_set():
+            pulse.ask_stop()
