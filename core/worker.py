@@ -15,7 +15,7 @@ from core.devices import resolve_kind
 from core.devices.xla import initialise, xla_info
 from core.engine import fit
 from core.errors import AppError, StoreError
-from core.events import EpochEnded, Event, PhaseChanged, Phases, RunEnded, RunPrepared, StepLogged
+from core.events import Event, PhaseChanged, Phases, RunEnded, RunPrepared, StepLogged
 from core.setup import prepare
 from core.store import Store
 

@@ -1,0 +1,1 @@
+"""Models: which there are (`catalogue`), how one is made ready to train (`build`, `parts`, `weights`)."""

@@ -1,0 +1,237 @@
+"""The command line: python -m core COMMAND. Results go to stdout, progress and logs to stderr.
+
+Exit status: 0 done; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C after saving.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import types
+import typing
+from pathlib import Path
+from typing import Any, NoReturn
+
+from core.config import PRESETS, RunConfig, make_config
+from core.errors import AppError, ConfigError
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argparse with our one-line errors."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[:1].upper()}{message[1:]}.", fix=f"See {self.prog} --help.")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        arguments = _parser().parse_args(argv)
+        status: int = arguments.run(arguments)
+        return status
+    except AppError as error:
+        print(f"{error.problem} {error.fix}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="python -m core", description="Fine-tune an image classifier on the machine at hand.")
+    parser.add_argument("--home", type=Path, help="folder of runs and caches (default: $FINETUNE_HOME, else ./runs)")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
+
+    def command(name: str, run: Any, help_text: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help_text, description=help_text)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        sub.add_argument("--home", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        sub.set_defaults(run=run)
+        return sub
+
+    train = command("train", _train, "Train a run and print its figures.")
+    train.add_argument("--preset", choices=list(PRESETS), default="default", help="where the options start from")
+    train.add_argument("--name", default="", help="the run's name")
+    train.add_argument("--print-config", action="store_true", help="print the config and run nothing")
+    for name, field in RunConfig.model_fields.items():
+        kind, choices = _option_type(field.annotation)
+        train.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            choices=choices,
+            default=argparse.SUPPRESS,
+            metavar=None if choices else kind.__name__.upper(),
+            help=(field.description or "").replace("%", "%%"),
+        )
+    scan = command("scan", _scan, "Read a data set and say what is in it.")
+    scan.add_argument("spec", help="a folder, a .zip file or builtin:NAME")
+    scan.add_argument("--files", action="store_true", help="list every image with its label and split")
+    scan.add_argument("--seed", type=int, default=0, help="seed of the split")
+    scan.add_argument("--val-percent", type=int, default=20, help="validation share where the data bring none")
+    show = command("show", _show, "Write an image as the loader reads it.")
+    show.add_argument("spec", help="the data set")
+    show.add_argument("file", help="the image, relative to the data set's root")
+    show.add_argument("--out", type=Path, required=True, help="the PNG to write")
+    command("devices", _devices, "List the devices and why one is not available.")
+    models = command("models", _models, "List the models.")
+    models.add_argument("--search", default="", help="a part of the name")
+    command("runs", _runs, "List all runs, newest first.")
+    run = command("run", _run, "Print one run.")
+    run.add_argument("run_id")
+    export = command("export", _export, "Print a run's epochs and steps.")
+    export.add_argument("run_id")
+    export.add_argument("--to", choices=["csv", "json"], default="csv")
+    return parser
+
+
+def _option_type(annotation: Any) -> tuple[type, list[str] | None]:
+    if typing.get_origin(annotation) is typing.Literal:
+        return str, list(typing.get_args(annotation))
+    if isinstance(annotation, types.UnionType):
+        return next(part for part in typing.get_args(annotation) if part is not type(None)), None
+    return annotation, None
+
+
+def _store(arguments: argparse.Namespace) -> Any:
+    from core.store import Store
+
+    store = Store(arguments.home)
+    store.recover()
+    return store
+
+
+def _print(arguments: argparse.Namespace, value: dict[str, Any], lines: list[str]) -> None:
+    print(json.dumps(value, ensure_ascii=False) if arguments.json else "\n".join(lines))
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    changes = {name: getattr(arguments, name) for name in RunConfig.model_fields if hasattr(arguments, name)}
+    config = make_config(arguments.preset, **changes)
+    if arguments.print_config:
+        print(config.model_dump_json() if arguments.json else config.model_dump_json(indent=1))
+        return 0
+    from core.analysis.summary import summarise
+    from core.devices import resolve_kind
+    from core.models.catalogue import resolve
+    from core.progress import ProgressBar
+    from core.worker import train_run
+
+    kind = resolve_kind(config.device)
+    resolve(config.model)
+    store = _store(arguments)
+    run_id = store.create_run(config, name=arguments.name, own=True)
+    interrupted = False
+    try:
+        with ProgressBar(config.epochs) as bar:
+
+            def stop_on_interrupt(pulse: Any) -> None:
+                def handler(*_: object) -> None:
+                    nonlocal interrupted
+                    interrupted = True
+                    pulse.ask_stop()
+
+                signal.signal(signal.SIGINT, handler)
+
+            state = train_run(store, run_id, on_event=bar.follow, on_pulse=stop_on_interrupt)
+        if state is None:
+            store.request(run_id, "stop")
+            raise ConfigError(f"Another run holds device {kind}.", fix="Wait for it, or stop it.")
+        summary = summarise(store, run_id)
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        store.close()
+    if state == "failed":
+        print(f"{summary['reason']} {summary['fix']}", file=sys.stderr)
+    _print(arguments, summary, _run_lines(summary))
+    if interrupted:
+        return 130
+    return 1 if state == "failed" else 0
+
+
+def _run_lines(summary: dict[str, Any]) -> list[str]:
+    lines = [f"{summary['run_id']}  {summary['state']}  on {summary['device']['name']}"]
+    lines += [
+        f"epoch {epoch['epoch']}: training loss {epoch['train_loss']:.4f}, validation loss {epoch['val_loss']:.4f}, "
+        f"top-1 {epoch['val_top1']:.2f} %, {epoch['seconds']:.2f} s"
+        for epoch in summary["epochs"]
+    ]
+    phases = ", ".join(f"{name.removesuffix('_s')} {seconds:.2f}" for name, seconds in summary["phases"].items())
+    return [*lines, f"{summary['total_s']:.2f} s in all: {phases}"]
+
+
+def _scan(arguments: argparse.Namespace) -> int:
+    from core.data.scan import scan
+    from core.data.sources import open_source
+    from core.store import default_home
+
+    source = open_source(arguments.spec, arguments.home or default_home())
+    report = scan(source, seed=arguments.seed, val_percent=arguments.val_percent).report(with_files=arguments.files)
+    lines = [f"{name}: {count}" for name, count in report["class_counts"].items()]
+    lines += [f"skipped {item['file']}: {item['why']}" for item in report["skipped"]] + list(report["warnings"])
+    _print(arguments, report, [*lines, f"{report['usable_images']} images of {len(report['classes'])} classes"])
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from core.data.images import show_png
+    from core.store import default_home
+
+    show_png(arguments.spec, arguments.file, arguments.out, arguments.home or default_home())
+    _print(arguments, {"out": str(arguments.out)}, [str(arguments.out)])
+    return 0
+
+
+def _devices(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from core.devices import list_devices
+
+    devices = [asdict(info) for info in list_devices()]
+    lines = [
+        f"{d['kind']:5} {d['name']}" + ("" if d["available"] else f"  not available: {d['reason']}") for d in devices
+    ]
+    _print(arguments, {"devices": devices}, lines)
+    return 0
+
+
+def _models(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from core.models.catalogue import list_models
+
+    models = [asdict(info) for info in list_models(arguments.search)]
+    _print(arguments, {"models": models}, [f"{m['library']}/{m['name']}  weights {m['weights']}" for m in models])
+    return 0
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    from core.analysis.summary import list_rows
+
+    rows = list_rows(_store(arguments))
+    lines = [f"{r['run_id']}  {r['state']:11}  {r['model']}  {r['data']}  {r['device']}" for r in rows]
+    _print(arguments, {"runs": rows}, lines or ["No runs yet."])
+    return 0
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from core.analysis.summary import summarise
+
+    summary = summarise(_store(arguments), arguments.run_id)
+    _print(arguments, summary, _run_lines(summary))
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from core.analysis.summary import export_csv, export_json
+
+    write = export_json if arguments.to == "json" else export_csv
+    print(write(_store(arguments), arguments.run_id), end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

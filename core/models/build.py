@@ -1,0 +1,294 @@
+"""Make a model ready to train: backbone, weights, a new head, and what of it is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import torch
+from torch import nn
+
+from core.config import Trainable
+from core.errors import ModelError
+from core.models import parts, weights
+from core.models.catalogue import resolve, timm_config, torchvision_weights
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+Triple = tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How a model wants its pictures.
+
+    Attributes:
+        image_size: side of the square that the model sees, in pixels.
+        resize_size: the short side before the centre is cropped, in pixels; image_size or more.
+        mean, std: of RGB values between 0 and 1.
+        interpolation: "bilinear" or "bicubic".
+    """
+
+    image_size: int
+    resize_size: int
+    mean: Triple
+    std: Triple
+    interpolation: str
+
+
+@dataclass(frozen=True)
+class BuiltModel:
+    """A model on the CPU, its parameters' `requires_grad` set, and how it wants its pictures.
+
+    Attributes:
+        module: (batch, 3, image_size, image_size) -> (batch, num_classes) logits.
+        image_size, resize_size: pixels, as in `Preprocessing`.
+        mean, std: of RGB values between 0 and 1.
+        interpolation: "bilinear" or "bicubic".
+        num_params, num_trainable: parameters, and those that are trained.
+    """
+
+    module: nn.Module
+    image_size: int
+    resize_size: int
+    mean: Triple
+    std: Triple
+    interpolation: str
+    num_params: int
+    num_trainable: int
+
+
+def build_model(
+    name: str, *, num_classes: int, weights: str, image_size: int | None, trainable: Trainable, seed: int
+) -> BuiltModel:
+    """Build a model with a new head.
+
+    The same arguments give the same model, bit by bit; torch's global random state is left as it was. A weight file
+    whose head has `num_classes` outputs brings its head along.
+
+    Args:
+        name: as `catalogue.resolve` takes it.
+        num_classes: 1 or more.
+        weights: default (pretrained), none (random), or a .pth, .pt or .safetensors file.
+        image_size: side in pixels; None takes the model's own.
+        trainable: head; last (head and the last quarter of the blocks, see `parts.backbone_blocks`); or all.
+        seed: fixes the random start of the head, and of all else with weights none.
+
+    Raises:
+        ModelError: no such model, its weights can't be had or don't fit, or it doesn't take that image size.
+    """
+    library, bare = resolve(name)
+    prepare = _torchvision_preprocessing if library == "torchvision" else _timm_preprocessing
+    construct = _construct_torchvision if library == "torchvision" else _construct_timm
+    own = prepare(bare, None)
+    looks = prepare(bare, image_size)
+    size = looks.image_size if looks.image_size != own.image_size else None
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = construct(bare, weights == "default", size)
+        parts.check_trainable(module)
+        parts.drop_auxiliary_heads(module)
+        # anew: how many numbers the backbone drew must not reach the head
+        torch.manual_seed(seed)
+        parts.replace_head(module, num_classes)
+        if library == "timm":
+            _tell_num_classes(module, num_classes)
+        if weights not in ("default", "none"):
+            _load_file(module, Path(weights).expanduser())
+        if size is not None:
+            _check_image_size(module, name, size)
+    parts.choose_trainable(module, trainable)
+    num_params, num_trainable = parts.count_parameters(module)
+    return BuiltModel(
+        module,
+        looks.image_size,
+        looks.resize_size,
+        looks.mean,
+        looks.std,
+        looks.interpolation,
+        num_params,
+        num_trainable,
+    )
+
+
+def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
+    """How a model wants its pictures; the resize keeps its proportion to another image size.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    library, bare = resolve(name)
+    return (_torchvision_preprocessing if library == "torchvision" else _timm_preprocessing)(bare, image_size)
+
+
+def _torchvision_preprocessing(bare: str, image_size: int | None) -> Preprocessing:
+    chosen = torchvision_weights(bare)
+    if chosen is None:
+        return _scaled(224, 256, image_size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
+    transforms = chosen.transforms()
+    return _scaled(
+        transforms.crop_size[0],
+        transforms.resize_size[0],
+        image_size,
+        transforms.mean,
+        transforms.std,
+        transforms.interpolation.value,
+    )
+
+
+def _timm_preprocessing(bare: str, image_size: int | None) -> Preprocessing:
+    config = timm_config(bare)
+    if config is None:
+        return _scaled(224, 256, image_size, IMAGENET_MEAN, IMAGENET_STD, "bilinear")
+    size = config.input_size[-1]
+    return _scaled(size, int(size / config.crop_pct), image_size, config.mean, config.std, config.interpolation)
+
+
+def _scaled(size: int, resize: int, wanted: int | None, mean: Any, std: Any, interpolation: str) -> Preprocessing:
+    side = wanted or int(size)
+    three_means, three_stds = tuple(float(x) for x in mean), tuple(float(x) for x in std)
+    if len(three_means) != 3 or len(three_stds) != 3:
+        three_means, three_stds = IMAGENET_MEAN, IMAGENET_STD
+    return Preprocessing(
+        side,
+        max(side, round(side * int(resize) / int(size))),
+        three_means[:3],
+        three_stds[:3],
+        interpolation if interpolation in ("bilinear", "bicubic") else "bicubic",
+    )
+
+
+def _construct_torchvision(bare: str, pretrained: bool, image_size: int | None) -> nn.Module:
+    import torchvision
+
+    builder = torchvision.models.get_model_builder(bare)
+    options: dict[str, Any] = {}
+    if bare in ("googlenet", "inception_v3"):
+        options["init_weights"] = True
+    if image_size is not None and bare.startswith("vit_"):
+        options["image_size"] = image_size
+    if image_size is not None and bare.startswith("maxvit"):
+        options["input_size"] = (image_size, image_size)
+    chosen = torchvision_weights(bare) if pretrained else None
+    if pretrained and chosen is None:
+        raise _unpublished(bare)
+    if chosen is not None:
+        # the published pictures were normalised otherwise in these two
+        if bare in ("googlenet", "inception_v3"):
+            options |= {"transform_input": True, "init_weights": False}
+        state = _fetched(bare, chosen.url, lambda: chosen.get_state_dict(progress=False, check_hash=True))
+    module: nn.Module = _constructed(bare, image_size, lambda: builder(weights=None, **options))
+    if chosen is not None:
+        if "image_size" in options:
+            from torchvision.models.vision_transformer import interpolate_embeddings
+
+            state = interpolate_embeddings(image_size, module.get_parameter("conv_proj.weight").shape[-1], state)
+        if bare.startswith("densenet"):
+            state = _modern_densenet(state)
+        weights.load_tensors(module, dict(state), head_names=parts.find_head(module), source=f"of {bare}")
+    return module
+
+
+def _construct_timm(bare: str, pretrained: bool, image_size: int | None) -> nn.Module:
+    import timm
+
+    options: dict[str, Any] = {}
+    is_installed = weights.is_lite0(bare) and weights.lite0_path() is not None
+    config = timm_config(bare)
+    if pretrained and not is_installed:
+        if config is None or not (config.hf_hub_id or config.url):
+            raise _unpublished(bare)
+        options["pretrained"] = True
+        cached = weights.hf_cached_path(config.hf_hub_id, config.hf_hub_filename) if config.hf_hub_id else None
+        if cached is not None:
+            options["pretrained_cfg_overlay"] = {"file": str(cached)}
+
+    def create(**more: Any) -> nn.Module:
+        return timm.create_model(bare, **options, **more)
+
+    def create_sized() -> nn.Module:
+        if image_size is None:
+            return create()
+        try:
+            return create(img_size=image_size)
+        except TypeError:
+            return create()  # convolutions take any size and know no img_size
+
+    if "pretrained" in options:
+        url = "https://huggingface.co" if config.hf_hub_id else config.url
+        at_hand = "pretrained_cfg_overlay" in options
+        module: nn.Module = _fetched(bare, "" if at_hand else url, create_sized)
+    else:
+        module = _constructed(bare, image_size, create_sized)
+    if pretrained and is_installed:
+        weights.load_lite0(module)
+    return module
+
+
+def _fetched(name: str, url: str, fetch: Callable[[], Any]) -> Any:
+    """What `fetch` gives, asked for only where `url` ("": nothing is downloaded) lies in torch's cache or answers."""
+    if url and not weights.torch_hub_path(url).is_file() and not weights.can_reach(urlparse(url).netloc):
+        raise weights.no_weights_error(name)
+    try:
+        return fetch()
+    except (AssertionError, ValueError, TypeError) as error:
+        raise ModelError(
+            f"The model {name} can't be built so: {error}", fix="Choose the model's own image size, or another model."
+        ) from error
+    except Exception as error:  # each download library has errors of its own
+        raise weights.no_weights_error(name) from error
+
+
+def _constructed(name: str, image_size: int | None, construct: Callable[[], Any]) -> Any:
+    try:
+        return construct()
+    except (AssertionError, RuntimeError, ValueError, TypeError, ImportError) as error:
+        at = f" for pictures of {image_size} px" if image_size else ""
+        raise ModelError(
+            f"The model {name} can't be built{at}: {error or type(error).__name__}",
+            fix="Choose the model's own image size, or another model.",
+        ) from error
+
+
+def _load_file(module: nn.Module, path: Path) -> None:
+    weights.load_tensors(
+        module, weights.read_weight_file(path), head_names=parts.find_head(module), source=f"in '{path}'"
+    )
+
+
+def _check_image_size(module: nn.Module, name: str, image_size: int) -> None:
+    module.eval()
+    try:
+        with torch.no_grad():
+            module(torch.zeros(1, 3, image_size, image_size))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"The model {name} doesn't take pictures of {image_size} px: {first_line}",
+            fix="Leave --image-size out, or choose a larger one.",
+        ) from error
+    module.train()
+
+
+def _tell_num_classes(module: nn.Module, num_classes: int) -> None:
+    for part in module.modules():
+        if isinstance(getattr(part, "num_classes", None), int):
+            part.num_classes = num_classes  # type: ignore[assignment]
+
+
+def _modern_densenet(state: dict[str, Any]) -> dict[str, Any]:
+    # the published files are older than the present names: norm.1 -> norm1
+    import re
+
+    pattern = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.((?:[12])\.(?:.*))$")
+    return {(f"{match[1]}{match[2]}" if (match := pattern.match(key)) else key): value for key, value in state.items()}
+
+
+def _unpublished(name: str) -> ModelError:
+    return ModelError(
+        f"No pretrained weights of {name} are published.",
+        fix="Choose --weights none (random start), or give a weight file.",
+    )

@@ -1,0 +1,36 @@
+"""The progress bar of the command line, on stderr."""
+
+from __future__ import annotations
+
+import sys
+from typing import Self
+
+from tqdm import tqdm
+
+from core.events import PHASE_WORDS, EpochEnded, Event, PhaseChanged, RunPrepared, StepLogged
+
+
+class ProgressBar:
+    """Follows a run's events with one bar over all its steps."""
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+        self._bar = tqdm(total=None, unit="step", file=sys.stderr, disable=None, leave=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def follow(self, event: Event) -> None:
+        if isinstance(event, PhaseChanged):
+            self._bar.set_description(PHASE_WORDS[event.phase])
+        elif isinstance(event, RunPrepared):
+            self._bar.reset(total=event.steps_per_epoch * self._epochs)
+        elif isinstance(event, StepLogged):
+            self._bar.update(event.step - self._bar.n)
+            self._bar.set_postfix(loss=f"{event.loss:.3f}", refresh=False)
+        elif isinstance(event, EpochEnded):
+            line = f"epoch {event.epoch} of {self._epochs}: validation loss {event.val_loss:.4f}, top-1 {event.val_top1:.2f} %"
+            tqdm.write(line, file=sys.stderr)

@@ -1,0 +1,19 @@
+"""All checks in order, stopping at the first failure: python -m tests."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+STEPS = [
+    ["ruff", "check", "."],
+    ["ruff", "format", "--check", "."],
+    ["mypy"],
+    ["pytest", "-rs"],
+]
+
+for step in STEPS:
+    print("+", " ".join(step), flush=True)
+    status = subprocess.run([sys.executable, "-m", *step], check=False).returncode
+    if status:
+        sys.exit(status)

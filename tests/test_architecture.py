@@ -1,0 +1,43 @@
+"""Who may import whom: app -> pages -> ui -> core, never back."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FORBIDDEN = {
+    "core": {"streamlit", "ui", "pages", "app"},
+    "ui": {"pages", "app"},
+    "pages": {"app", "torch", "sqlite3"},
+}
+
+
+def modules_of(room: str) -> list[Path]:
+    return sorted((ROOT / room).rglob("*.py"))
+
+
+def imported_roots(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_no_room_imports_back(room: str):
+    offences = {str(path): imported_roots(path) & FORBIDDEN[room] for path in modules_of(room)}
+    assert {path: names for path, names in offences.items() if names} == {}
+
+
+def test_torch_xla_is_imported_in_one_file_and_inside_functions():
+    importing = [path for path in modules_of("core") if "torch_xla" in imported_roots(path)]
+    assert [path.relative_to(ROOT).as_posix() for path in importing] == ["core/devices/xla.py"]
+    tree = ast.parse(importing[0].read_text())
+    top = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    assert not any("torch_xla" in ast.unparse(node) for node in top)
