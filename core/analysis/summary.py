@@ -59,7 +59,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
     epochs = _epochs(events)
     phases, count, compile_s = _times(events)
     failed = record.state == "failed" and ended is not None
-    return _finite(
+    summary: dict[str, Any] = _finite(
         {
             "run_id": record.run_id,
             "name": record.name,
@@ -90,6 +90,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
             "tags": record.tags,
         }
     )
+    return summary
 
 
 def list_rows(store: Store) -> list[dict[str, Any]]:
