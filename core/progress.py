@@ -32,5 +32,5 @@ class ProgressBar:
             self._bar.update(event.step - self._bar.n)
             self._bar.set_postfix(loss=f"{event.loss:.3f}", refresh=False)
         elif isinstance(event, EpochEnded):
-            line = f"epoch {event.epoch} of {self._epochs}: validation loss {event.val_loss:.4f}, top-1 {event.val_top1:.2f} %"
-            tqdm.write(line, file=sys.stderr)
+            figures = f"validation loss {event.val_loss:.4f}, top-1 {event.val_top1:.2f} %"
+            tqdm.write(f"epoch {event.epoch} of {self._epochs}: {figures}", file=sys.stderr)

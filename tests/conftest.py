@@ -1,0 +1,71 @@
+"""Fixtures that fail a test which leaves something behind."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from core.store import Store
+
+
+@pytest.fixture(autouse=True)
+def _nothing_hangs_about():
+    """No new thread, environment variable or changed torch setting outlives a test."""
+    threads, environment = set(threading.enumerate()), dict(os.environ)
+    settings = (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype())
+    yield
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline and _left(threads):
+        time.sleep(0.02)
+    changed = {name for name in os.environ.keys() | environment if os.environ.get(name) != environment.get(name)}
+    assert _left(threads) == []
+    assert changed - _SET_BY_LIBRARIES == set()
+    assert (torch.get_num_threads(), torch.is_grad_enabled(), torch.get_default_dtype()) == settings
+
+
+_SET_BY_LIBRARIES = {
+    # pytest's own
+    "PYTEST_CURRENT_TEST",
+    # XLA's runtime is started once a process, see core.devices.xla.initialise
+    "PJRT_DEVICE",
+    "GRPC_VERBOSITY",
+    "TPU_LIBRARY_PATH",
+    "TPU_ML_PLATFORM",
+    "TPU_ML_PLATFORM_VERSION",
+    "TPU_MEGACORE",
+    "LIBTPU_INIT_ARGS",
+    "PTXLA_LIBTPU_PATH",
+    "CUDA_MODULE_LOADING",
+    "KMP_INIT_AT_FORK",
+    "KMP_DUPLICATE_LIB_OK",
+    "ENABLE_RUNTIME_UPTIME_TELEMETRY",
+    "OMP_WAIT_POLICY",
+    "XLA_FLAGS",
+}
+_POOLS = ("ThreadPoolExecutor", "asyncio_", "AnyIO", "ScriptRunner", "MainThread", "tqdm")
+
+
+def _left(before: set[threading.Thread]) -> list[str]:
+    new = set(threading.enumerate()) - before
+    return [thread.name for thread in new if thread.is_alive() and not thread.name.startswith(_POOLS)]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _xla_starts_before_any_backward():
+    """XLA must be up before the first backward on the CPU, see core.devices.xla.initialise."""
+    from core.devices.xla import initialise, xla_info
+
+    if xla_info().available:
+        initialise()
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    opened = Store(tmp_path / "home")
+    yield opened
+    opened.close()

@@ -1,0 +1,108 @@
+"""The store keeps runs, events and requests, whoever asks and whoever dies."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from core.config import make_config
+from core.errors import StoreError
+from core.events import PhaseChanged
+from core.store import Store
+
+
+def test_a_run_is_read_back_as_it_was_queued(store: Store):
+    config = make_config("quick", lr=0.5)
+    record = store.get_run(store.create_run(config))
+    assert (record.state, record.config) == ("queued", config)
+
+
+def test_the_same_token_makes_one_run_from_many_threads(store: Store):
+    others = [Store(store.home) for _ in range(4)]
+    ids: list[str] = []
+    threads = [
+        threading.Thread(target=lambda s=s: ids.append(s.create_run(make_config(), request_token="t")))  # type: ignore[misc]
+        for s in others
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for other in others:
+        other.close()
+    assert len(ids) == 4 and len(set(ids)) == 1
+    assert len(store.list_runs()) == 1
+
+
+def test_one_device_trains_one_run_at_a_time(store: Store):
+    first, second = store.create_run(make_config()), store.create_run(make_config())
+    assert store.claim(first, "cpu")
+    assert not store.claim(second, "cpu")
+    store.end_run(first, "finished")
+    assert store.claim(second, "cpu")
+
+
+def test_a_claimed_run_can_not_be_claimed_again(store: Store):
+    run_id = store.create_run(make_config())
+    store.claim(run_id, "cpu")
+    with pytest.raises(StoreError, match="not queued"):
+        store.claim(run_id, "cuda")
+
+
+def test_events_come_back_in_order_and_after_a_cursor(store: Store):
+    run_id = store.create_run(make_config())
+    store.append_events(run_id, [(1.0, PhaseChanged("training", 1)), (2.0, PhaseChanged("validating", 1))])
+    first, second = store.events(run_id)
+    assert (first.payload["phase"], second.at) == ("training", 2.0)
+    assert store.events(run_id, after=first.id) == [second]
+
+
+def test_a_request_is_handed_out_once(store: Store):
+    run_id = store.create_run(make_config())
+    store.claim(run_id, "cpu")
+    store.request(run_id, "stop")
+    assert store.take_requests(run_id) == [("stop", {})]
+    assert store.take_requests(run_id) == []
+
+
+def test_stopping_a_queued_run_ends_it_at_once(store: Store):
+    run_id = store.create_run(make_config())
+    store.request(run_id, "stop")
+    assert store.get_run(run_id).state == "stopped"
+
+
+def test_an_active_run_is_not_deleted_and_an_ended_one_is(store: Store):
+    run_id = store.create_run(make_config())
+    with pytest.raises(StoreError, match="still active"):
+        store.delete(run_id)
+    store.end_run(run_id, "stopped")
+    store.run_folder(run_id).mkdir(parents=True)
+    store.delete(run_id)
+    assert store.list_runs() == [] and not store.run_folder(run_id).exists()
+
+
+def test_a_run_of_a_killed_process_is_interrupted_and_keeps_its_events(store: Store):
+    run_id = store.create_run(make_config())
+    script = (
+        "import sys, os, signal; from pathlib import Path; from core.store import Store\n"
+        "from core.events import PhaseChanged\n"
+        "s = Store(Path(sys.argv[1])); s.claim(sys.argv[2], 'cpu')\n"
+        "s.append_events(sys.argv[2], [(1.0, PhaseChanged('training', 1))]); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(store.home), run_id], cwd=Path(__file__).parents[1], check=False)
+    assert store.get_run(run_id).state == "running"
+    assert store.recover() == [run_id]
+    assert store.get_run(run_id).state == "interrupted"
+    assert len(store.events(run_id)) == 1
+    assert store.claim(store.create_run(make_config()), "cpu")
+
+
+def test_several_processes_may_open_a_new_store_at_once(tmp_path: Path):
+    script = "import sys; from pathlib import Path; from core.store import Store; Store(Path(sys.argv[1])).list_runs()"
+    command = [sys.executable, "-c", script, str(tmp_path / "new")]
+    processes = [subprocess.Popen(command, cwd=Path(__file__).parents[1]) for _ in range(4)]
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
