@@ -32,9 +32,14 @@ def test_installed_lite0_weights_see_a_cat():
     weight_files.load_lite0(module)
     looks = build("tf_efficientnet_lite0", weights="default")
     picture = torch.from_numpy(data.chelsea()).permute(2, 0, 1)
-    prepare = v2.Compose([v2.Resize(looks.resize_size, v2.InterpolationMode(looks.interpolation)),
-                          v2.CenterCrop(looks.image_size), v2.ToDtype(torch.float32, scale=True),
-                          v2.Normalize(looks.mean, looks.std)])
+    prepare = v2.Compose(
+        [
+            v2.Resize(looks.resize_size, v2.InterpolationMode(looks.interpolation)),
+            v2.CenterCrop(looks.image_size),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(looks.mean, looks.std),
+        ]
+    )
     with torch.no_grad():
         logits = module.eval()(prepare(picture)[None])
     assert int(logits.argmax()) in CATS
@@ -85,14 +90,27 @@ def test_same_seed_same_model_and_the_global_random_state_is_untouched():
     state = torch.get_rng_state()
     first, second, other = build(seed=7), build(seed=7), build(seed=8)
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(first.module.state_dict().values(),
-                                                 second.module.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(first.module.state_dict().values(), second.module.state_dict().values(), strict=True)
+    )
     assert not torch.equal(first.module.fc.weight, other.module.fc.weight)
 
 
-@pytest.mark.parametrize(("name", "size"), [
-    ("vgg11", 32), ("densenet121", 64), ("mobilenet_v3_small", 64), ("squeezenet1_0", 64), ("vit_b_16", 32),
-    ("googlenet", 64), ("timm/resnet18", 64), ("vit_tiny_patch16_224", 32), ("deit_tiny_distilled_patch16_224", 32)])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("vgg11", 32),
+        ("densenet121", 64),
+        ("mobilenet_v3_small", 64),
+        ("squeezenet1_0", 64),
+        ("vit_b_16", 32),
+        ("googlenet", 64),
+        ("timm/resnet18", 64),
+        ("vit_tiny_patch16_224", 32),
+        ("deit_tiny_distilled_patch16_224", 32),
+    ],
+)
 def test_any_head_gives_one_logit_a_class(name, size):
     built = build(name, image_size=size, trainable="head")
     set_train_mode(built.module)
@@ -162,7 +180,7 @@ def test_weight_file_with_other_classes_keeps_the_new_head(ending, tmp_path):
 def test_weight_file_that_does_not_fit_names_the_tensors(tmp_path):
     state = build().module.state_dict()
     del state["layer1.0.conv1.weight"]
-    with pytest.raises(ModelError, match="layer1.0.conv1.weight is missing"):
+    with pytest.raises(ModelError, match=r"layer1\.0\.conv1\.weight is missing"):
         build(weights=str(save(state, tmp_path / "short.pth")))
     with pytest.raises(ModelError, match="no weight file"):
         build(weights=str(tmp_path / "nowhere.pth"))

@@ -118,7 +118,7 @@ def backbone_blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def choose_trainable(module: nn.Module, trainable: str) -> None:
-    """Set `requires_grad` of every parameter: head, last (head and the last quarter of the blocks), or all; in place."""
+    """Set `requires_grad` of all parameters: head, last (head and the last quarter of the blocks), or all; in place."""
     for parameter in module.parameters():
         parameter.requires_grad_(trainable == "all")
     chosen: list[nn.Module] = list(find_head(module).values())

@@ -193,7 +193,7 @@ def hf_cached_repos() -> set[str]:
 
 
 def can_reach(host: str, limit_s: float = REACH_LIMIT_S) -> bool:
-    """Whether a web server answers within the limit; honours the proxy variables and, for huggingface.co, offline mode."""
+    """Whether a web server answers within the limit; honours proxies and HF_HUB_OFFLINE."""
     if host == "huggingface.co" and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         return False
     answered = threading.Event()
