@@ -56,7 +56,7 @@ class Gate:
             self._make_token()
         if self._has_cookie(scope):
             query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-            if scope["type"] == "http" and scope["method"] == "GET" and any(name == "token" for name, _ in query):
+            if scope.get("method") == "GET" and any(name == "token" for name, _ in query):
                 await self._redirect(scope, send, query, cookie=False)
                 return
             await self.app(scope, receive, send)
@@ -67,7 +67,7 @@ class Gate:
             return
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         given = dict(query).get("token")
-        if given is not None and scope["method"] == "GET":
+        if given is not None and scope.get("method") == "GET":
             if hmac.compare_digest(given.encode(), self._token.encode()):
                 await self._redirect(scope, send, query, cookie=True)
                 return
