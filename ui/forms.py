@@ -1,0 +1,233 @@
+"""The training form: every widget is made from a field of `RunConfig`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import plotly.graph_objects as go
+import streamlit as st
+
+from core.config import PRESET_TITLES, PRESETS, RunConfig
+from core.schedule import lr_at
+
+FIRST_PRESET = "quick"
+BUILT_IN_DATA = ("builtin:fashion-mnist", "imagenetv2:matched-frequency")
+REMOTE_PREFIXES = ("builtin:", "torchvision:", "imagenetv2", "hf:")
+OPTIMIZER_FIELDS = {
+    "adam": ("beta1", "beta2", "weight_decay"),
+    "adamw": ("beta1", "beta2", "weight_decay"),
+    "sgd": ("momentum", "weight_decay"),
+}
+SCHEDULE_FIELDS = {"step": ("step_epochs", "step_factor")}
+CHOICE_WORDS = {
+    "head": "Head only",
+    "last": "Last stages",
+    "all": "All layers",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "sgd": "SGD",
+    "onecycle": "One cycle",
+}
+FLOAT_STEPS = {"lr": 1e-4, "beta1": 0.01, "beta2": 0.001, "weight_decay": 0.01, "warmup_epochs": 0.5}
+PREVIEW_STEPS_PER_EPOCH = 50
+PREVIEW_POINTS = 400
+
+
+def key_of(name: str) -> str:
+    """The session key of a field."""
+    return f"form_{name}"
+
+
+def preset_values(preset: str) -> dict[str, Any]:
+    """Every field's value in a preset."""
+    return RunConfig(**PRESETS[preset]).model_dump()
+
+
+def fill_in() -> None:
+    """Give each field that has no value yet the one of the chosen preset."""
+    st.session_state.setdefault("preset", FIRST_PRESET)
+    for name, value in preset_values(st.session_state["preset"]).items():
+        st.session_state.setdefault(key_of(name), value)
+
+
+def take_preset() -> None:
+    """Set every field to the chosen preset's value."""
+    for name, value in preset_values(st.session_state["preset"]).items():
+        st.session_state[key_of(name)] = value
+
+
+def values() -> dict[str, Any]:
+    """The form as it stands, checked by nobody."""
+    return {name: st.session_state[key_of(name)] for name in RunConfig.model_fields}
+
+
+def changed_fields() -> list[str]:
+    """The fields that differ from the chosen preset."""
+    preset = preset_values(st.session_state["preset"])
+    return [name for name, value in values().items() if value != preset[name]]
+
+
+def preset_choice() -> None:
+    """The presets, with a way back where fields were changed."""
+    with st.container(horizontal=True, vertical_alignment="bottom"):
+        st.segmented_control(
+            "Start from",
+            list(PRESETS),
+            format_func=PRESET_TITLES.get,
+            key="preset",
+            required=True,
+            on_change=take_preset,
+            persist_state="session",
+        )
+        changed = changed_fields()
+        if changed:
+            words = f"Reset {len(changed)} changed field{'s' if len(changed) > 1 else ''}"
+            st.button(words, icon=":material/undo:", type="tertiary", on_click=take_preset, key="reset_all")
+
+
+def field(name: str, problems: dict[str, str], *, options: list[str] | None = None) -> None:
+    """One field's widget; marked and with a way back where it differs from the preset.
+
+    Args:
+        problems: as `field_errors` gives them; the field's own is written under it.
+        options: suggestions for a text field, which makes it a searchable list.
+    """
+    info = RunConfig.model_fields[name]
+    preset = preset_values(st.session_state["preset"])[name]
+    is_changed = st.session_state[key_of(name)] != preset
+    label = f"{info.title} :orange[● changed]" if is_changed else str(info.title)
+    common: dict[str, Any] = {"key": key_of(name), "help": info.description, "persist_state": "session"}
+    with st.container(horizontal=True, vertical_alignment="bottom", gap="small"):
+        if get_origin(info.annotation) is Literal:
+            st.segmented_control(
+                label,
+                get_args(info.annotation),
+                format_func=lambda choice: CHOICE_WORDS.get(choice, choice),
+                required=True,
+                width="stretch",
+                **common,
+            )
+        elif options is not None:
+            known = list(dict.fromkeys([*options, st.session_state[key_of(name)]]))
+            st.selectbox(label, known, accept_new_options=True, **common)
+        else:
+            _number(name, label, common)
+        if is_changed:
+            st.button(
+                "",
+                icon=":material/undo:",
+                type="tertiary",
+                key=f"reset_{name}",
+                help=f"Back to {'automatic' if preset is None else preset}",
+                on_click=_reset,
+                args=(name, preset),
+            )
+    if name in problems:
+        st.caption(f":red[{info.title}: {problems[name]}.]")
+
+
+def _number(name: str, label: str, common: dict[str, Any]) -> None:
+    info = RunConfig.model_fields[name]
+    kind = float if info.annotation is float else int
+    limits: dict[str, Any] = {}
+    for limit in info.metadata:
+        for edge, side in (("ge", "min_value"), ("gt", "min_value"), ("le", "max_value"), ("lt", "max_value")):
+            if getattr(limit, edge, None) is not None:
+                limits[side] = kind(getattr(limit, edge))
+    shape = {"step": FLOAT_STEPS.get(name, 0.1), "format": "%g"} if kind is float else {"step": 1}
+    if type(None) in get_args(info.annotation):
+        shape |= {"value": None, "placeholder": "the model's own"}
+    st.number_input(label, **limits, **shape, **common)
+
+
+def _reset(name: str, value: Any) -> None:
+    st.session_state[key_of(name)] = value
+
+
+@st.cache_data(ttl=600, show_spinner="Listing the models …")
+def known_models() -> dict[str, dict[str, Any]]:
+    """What is known of each model, by name."""
+    from core.models.catalogue import list_models
+
+    return {
+        model.name: {"params": model.num_params, "image_size": model.default_image_size, "weights": model.weights}
+        for model in list_models("")
+    }
+
+
+def model_caption(name: str, models: dict[str, dict[str, Any]]) -> str:
+    """Size, image size and where the weights are, in one line."""
+    short = name.removeprefix("timm/").removeprefix("torchvision/")
+    model = models.get(name) or models.get(short) or models.get(f"timm/{short}")
+    if model is None:
+        return ":orange[No model of this name is known.]"
+    parts = []
+    if model["params"]:
+        parts.append(f"{model['params'] / 1e6:.1f} M parameters")
+    if model["image_size"]:
+        parts.append(f"{model['image_size']} px")
+    parts.append(f"weights: {model['weights']}")
+    return " · ".join(parts)
+
+
+def device_cards() -> dict[str, str]:
+    """A card a device kind; returns the reason of each kind that is not available."""
+    from core.devices import list_devices, resolve_kind
+
+    infos = list_devices()
+    chosen = st.session_state[key_of("device")]
+    with st.container(horizontal=True, gap="small"):
+        _card("auto", "Automatic", f"Takes {resolve_kind('auto')} here", True, chosen)
+        for info in infos:
+            memory = f"{info.memory_gib:.0f} GiB" if info.memory_gib else ""
+            words = " · ".join(part for part in (info.name, memory) if part) if info.available else info.reason
+            _card(info.kind, info.kind.upper(), words, info.available, chosen)
+    return {info.kind: info.reason for info in infos if not info.available}
+
+
+def _card(kind: str, title: str, words: str, is_available: bool, chosen: str) -> None:
+    with st.container(border=True, width=210, height="stretch", gap="small"):
+        st.markdown(f"**{title}**" if is_available else f":gray[**{title}**]")
+        st.caption(words)
+        is_chosen = kind == chosen
+        st.button(
+            "Chosen" if is_chosen else "Choose" if is_available else "Not available",
+            key=f"device_{kind}",
+            icon=":material/check_circle:" if is_chosen else None,
+            type="primary" if is_chosen else "secondary",
+            disabled=not is_available,
+            on_click=_reset,
+            args=("device", kind),
+            width="stretch",
+        )
+
+
+def data_problem(spec: str) -> str:
+    """Why the data can't be there, seen without reading them; "" where they may be."""
+    if not spec or spec.startswith(REMOTE_PREFIXES) or Path(spec).expanduser().exists():
+        return ""
+    return f"there is no folder or .zip file '{spec}'"
+
+
+def schedule_figure(config: RunConfig) -> go.Figure:
+    """The learning rate over the epochs."""
+    total = config.epochs * PREVIEW_STEPS_PER_EPOCH
+    count = min(total, PREVIEW_POINTS)
+    steps = [1 + index * (total - 1) // max(1, count - 1) for index in range(count)]
+    rates = [lr_at(config, step, PREVIEW_STEPS_PER_EPOCH) for step in steps]
+    epochs = [step / PREVIEW_STEPS_PER_EPOCH for step in steps]
+    figure = go.Figure(go.Scatter(x=epochs, y=rates, mode="lines", hovertemplate="epoch %{x:.1f}: %{y:.3g}"))
+    figure.update_layout(height=200, margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False)
+    figure.update_xaxes(title="Epoch")
+    figure.update_yaxes(title="Learning rate", rangemode="tozero", exponentformat="e")
+    return figure
+
+
+def request_token(config: RunConfig, newest_run: str) -> str:
+    """Equal for presses of Start with equal forms while `newest_run` is the newest one.
+
+    So a double click, or two tabs at once, make one run.
+    """
+    return hashlib.sha256(f"{config.model_dump_json()}|{newest_run}".encode()).hexdigest()
