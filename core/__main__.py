@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from core.config import PRESETS, RunConfig, make_config
 from core.errors import AppError, ConfigError
 
+_BAD_INPUT = ("ConfigError", "DataError", "ModelError", "DeviceError")
+
 
 class _Parser(argparse.ArgumentParser):
     """Argparse with our one-line errors."""
@@ -93,6 +95,7 @@ def _option_type(annotation: Any) -> tuple[type, list[str] | None]:
         return str, list(typing.get_args(annotation))
     if isinstance(annotation, types.UnionType):
         return next(part for part in typing.get_args(annotation) if part is not type(None)), None
+    assert isinstance(annotation, type)
     return annotation, None
 
 
@@ -115,13 +118,16 @@ def _train(arguments: argparse.Namespace) -> int:
         print(config.model_dump_json() if arguments.json else config.model_dump_json(indent=1))
         return 0
     from core.analysis.summary import summarise
+    from core.data.sources import open_source
     from core.devices import resolve_kind
     from core.models.catalogue import resolve
     from core.progress import ProgressBar
+    from core.store import default_home
     from core.worker import train_run
 
     kind = resolve_kind(config.device)
     resolve(config.model)
+    open_source(config.data, arguments.home or default_home())
     store = _store(arguments)
     run_id = store.create_run(config, name=arguments.name, own=True)
     interrupted = False
@@ -141,11 +147,14 @@ def _train(arguments: argparse.Namespace) -> int:
             store.request(run_id, "stop")
             raise ConfigError(f"Another run holds device {kind}.", fix="Wait for it, or stop it.")
         summary = summarise(store, run_id)
+        ended = store.events(run_id, kinds=["RunEnded"])[-1].payload
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         store.close()
     if state == "failed":
         print(f"{summary['reason']} {summary['fix']}", file=sys.stderr)
+        if ended["error"] in _BAD_INPUT:
+            return 2
     _print(arguments, summary, _run_lines(summary))
     if interrupted:
         return 130

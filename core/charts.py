@@ -69,14 +69,21 @@ def chart_specs(has_top5: bool) -> list[ChartSpec]:
             needs_top5=True,
         ),
         ChartSpec(
-            "lr", "Learning rate", [_line("Learning rate", "lr")], _layout("Learning rate", step, "", tickformat=".1e")
+            "lr",
+            "Learning rate",
+            [_line("Learning rate", "lr")],
+            _layout("Learning rate", step, "", tickformat="~e", rangemode="tozero"),
         ),
         ChartSpec(
             "seconds",
             "Epoch time",
             [
                 TraceSpec(
-                    "Epoch time", "epochs", "epoch", "seconds", {"type": "bar", "marker": {"color": TRAINING_COLOUR}}
+                    "Epoch time",
+                    "epochs",
+                    "epoch",
+                    "seconds",
+                    {"type": "bar", "width": 0.6, "marker": {"color": TRAINING_COLOUR}},
                 )
             ],
             _layout("Epoch time", epoch, "Seconds", rangemode="tozero"),

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from core.config import RunConfig
@@ -76,7 +77,7 @@ class Task:
         shape, place = (1, 3, 1, 1), self.device.torch_device
         self.shift = torch.tensor(self.mean).reshape(shape).to(place)
         self.scale = torch.tensor(self.std).reshape(shape).to(place)
-        self.scaler = torch.amp.GradScaler(place.type, enabled=self.config.precision == "fp16")
+        self.scaler = GradScaler(place.type, enabled=self.config.precision == "fp16")
 
     def logits(self, images: Tensor) -> Tensor:
         """Normalise uint8 images on the device and classify them, as float32 (batch, classes)."""
@@ -251,7 +252,7 @@ def train_step(task: Task, images: Tensor, labels: Tensor, lr: float, sums: Sums
         task.scaler.step(task.optimizer)
         task.scaler.update()
     else:
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         task.device.optimizer_step(task.optimizer)
     sums.add(loss * labels.shape[0], logits.detach(), labels, labels.shape[0])
 

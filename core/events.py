@@ -24,7 +24,7 @@ class Phases:
     other_s: float = 0.0
 
     def total_s(self) -> float:
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
     def __add__(self, other: Phases) -> Phases:
         mine, theirs = asdict(self), asdict(other)
@@ -111,6 +111,7 @@ class RunEnded:
     compile_s: float
     reason: str = ""
     fix: str = ""
+    error: str = ""
     traceback: str = ""
 
 

@@ -26,7 +26,7 @@ def cpu_name() -> str:
 
 def memory_gib() -> float:
     """The host's memory in GiB."""
-    return round(psutil.virtual_memory().total / 2**30, 1)
+    return float(round(psutil.virtual_memory().total / 2**30, 1))
 
 
 def environment() -> dict[str, Any]:

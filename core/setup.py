@@ -19,7 +19,8 @@ from core.devices import open_device
 from core.engine import Task
 from core.events import CheckpointSaved, Event, PhaseChanged, RunPrepared
 from core.machine import environment
-from core.models.build import build_model, set_train_mode
+from core.models.build import build_model
+from core.models.parts import set_train_mode
 from core.optim import build_optimizer
 
 

@@ -316,6 +316,6 @@ def _process_lives(pid: int | None, started: float | None) -> bool:
         return False
     try:
         process = psutil.Process(pid)
-        return abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE
+        return bool(abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

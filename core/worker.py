@@ -168,7 +168,8 @@ def _ended(state: str, total_s: float, phases: Phases, error: Exception) -> RunE
     text = "".join(traceback.format_exception(error))
     # a kept traceback would keep the device's memory
     error.__traceback__ = None
-    return RunEnded(state, total_s, phases + Phases(other_s=total_s - phases.total_s()), 0, 0.0, reason, fix, text)
+    phases += Phases(other_s=total_s - phases.total_s())
+    return RunEnded(state, total_s, phases, 0, 0.0, reason, fix, type(error).__name__, text)
 
 
 class Worker:

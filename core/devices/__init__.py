@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from core.devices.base import Device, DeviceInfo
 from core.devices.local import CpuDevice, CudaDevice, MpsDevice, cpu_info, cuda_info, mps_info
 from core.devices.xla import XlaDevice, xla_info
@@ -9,7 +11,7 @@ from core.errors import DeviceError
 
 __all__ = ["Device", "DeviceInfo", "list_devices", "open_device", "resolve_kind"]
 
-_OPEN = {"cpu": CpuDevice, "cuda": CudaDevice, "mps": MpsDevice, "xla": XlaDevice}
+_OPEN: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "mps": MpsDevice, "xla": XlaDevice}
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -40,5 +42,4 @@ def open_device(kind: str) -> Device:
     Raises:
         DeviceError: it is not there or does not start.
     """
-    device: Device = _OPEN[resolve_kind(kind)]()
-    return device
+    return _OPEN[resolve_kind(kind)]()

@@ -1,0 +1,106 @@
+"""Every device keeps the same promises; a fake one shows that the promises are checkable."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from core.devices import list_devices, open_device, resolve_kind
+from core.devices.local import CpuDevice
+from core.devices.xla import has_tpu, xla_info
+from core.errors import DeviceError
+
+
+class FakeDevice(CpuDevice):
+    """The smallest device: counts what it is asked."""
+
+    kind = "cpu"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = 0
+
+    def wait(self) -> None:
+        self.waits += 1
+
+
+@pytest.fixture(params=["fake", "cpu", pytest.param("xla", marks=pytest.mark.xla)])
+def device(request: pytest.FixtureRequest):
+    opened = FakeDevice() if request.param == "fake" else open_device(request.param)
+    yield opened
+    opened.close()
+
+
+class TestDeviceContract:
+    def test_it_has_a_kind_and_a_name(self, device):
+        assert device.kind in ("cpu", "cuda", "mps", "xla") and device.name
+
+    def test_model_and_batch_land_on_it(self, device):
+        model = device.place_model(nn.Conv2d(3, 2, 1))
+        images, labels = device.place_batch(
+            torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.zeros(2, dtype=torch.long)
+        )
+        assert next(model.parameters()).device.type == images.device.type == device.torch_device.type
+        assert images.dtype == torch.uint8 and labels.dtype == torch.int64
+
+    def test_a_step_changes_the_weights(self, device):
+        model = device.place_model(nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        before = model.weight.detach().cpu().clone()
+        model(torch.ones(1, 2).to(device.torch_device)).sum().backward()
+        device.optimizer_step(optimizer)
+        device.flush()
+        device.wait()
+        assert torch.allclose(before - model.weight.detach().cpu(), torch.full((1, 2), 0.1))
+
+    def test_bf16_computes_in_bf16_and_fp32_in_fp32(self, device):
+        model = device.place_model(nn.Linear(2, 1))
+        inputs = torch.ones(1, 2).to(device.torch_device)
+        with device.autocast("bf16"):
+            assert model(inputs).dtype == torch.bfloat16
+        with device.autocast("fp32"):
+            assert model(inputs).dtype == torch.float32
+
+    def test_fp16_is_refused_where_it_does_not_work(self, device):
+        with pytest.raises(DeviceError, match="fp16"):
+            device.autocast("fp16")
+
+    def test_counts_of_compiling_never_fall(self, device):
+        count, seconds = device.compile_count(), device.compile_seconds()
+        (torch.ones(3, 5).to(device.torch_device) * 3).sum()
+        device.wait()
+        assert device.compile_count() >= count >= 0 and device.compile_seconds() >= seconds >= 0
+
+
+def test_every_kind_is_listed_and_an_unavailable_one_says_why():
+    infos = list_devices()
+    assert [info.kind for info in infos] == ["cpu", "cuda", "mps", "xla"]
+    assert all(info.available or info.reason for info in infos)
+
+
+def test_a_kind_that_is_not_there_names_those_that_are():
+    missing = next(info.kind for info in list_devices() if not info.available)
+    with pytest.raises(DeviceError, match="Choose one of cpu"):
+        resolve_kind(missing)
+
+
+def test_a_tpu_is_seen_by_its_pci_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # no TPU is here: the files are as the kernel writes them
+    monkeypatch.delenv("TPU_ACCELERATOR_TYPE", raising=False)
+    monkeypatch.delenv("COLAB_TPU_1VM", raising=False)
+    chip = tmp_path / "0000:00:04.0"
+    chip.mkdir()
+    (chip / "vendor").write_text("0x1ae0\n")
+    (chip / "device").write_text("0x0042\n")
+    assert not has_tpu(tmp_path)
+    (chip / "device").write_text("0x0063\n")
+    assert has_tpu(tmp_path)
+
+
+def test_a_silent_precision_switch_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_USE_BF16", "1")
+    info = xla_info()
+    assert not info.available and "XLA_USE_BF16" in info.reason

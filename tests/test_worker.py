@@ -1,0 +1,159 @@
+"""Real training of the built-in data through the store, from start to failure."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from core.analysis.summary import summarise
+from core.checkpoint import read_about
+from core.config import make_config
+from core.store import Store
+from core.worker import Worker, train_run
+
+ROOT = Path(__file__).parents[1]
+TINY = {"threads": 1, "model": "torchvision/resnet18", "weights": "none", "image_size": 32, "epochs": 1}
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """Two classes told apart by brightness: 17 training images, 9 validation images, 40 px."""
+    import numpy as np
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for split, counts in {"train": (9, 8), "val": (5, 4)}.items():
+        for label, count in enumerate(counts):
+            folder = tmp_path / "pictures" / split / ("dark", "light")[label]
+            folder.mkdir(parents=True)
+            for index in range(count):
+                pixels = rng.integers(0, 100, (40, 40, 3)) + 150 * label
+                Image.fromarray(pixels.astype("uint8")).save(folder / f"{index}.png")
+    return tmp_path / "pictures"
+
+
+def train(store: Store, **changes) -> dict:
+    run_id = store.create_run(make_config(**{**TINY, **changes}))
+    train_run(store, run_id)
+    return summarise(store, run_id)
+
+
+def test_a_last_batch_of_one_trains_and_validation_counts_all_images(store: Store, pictures: Path):
+    summary = train(store, data=str(pictures), batch_size=16)
+    assert summary["state"] == "finished", summary.get("reason")
+    assert (summary["num_train"], summary["num_val"]) == (17, 9)
+    hits = summary["epochs"][0]["val_top1"] * 9 / 100
+    assert hits == pytest.approx(round(hits), abs=1e-6)
+
+
+def test_phases_add_up_to_the_wall_time(store: Store, pictures: Path):
+    summary = train(store, data=str(pictures))
+    assert sum(summary["phases"].values()) == pytest.approx(summary["total_s"], rel=1e-6)
+    assert all(seconds >= 0 for seconds in summary["phases"].values())
+
+
+def test_the_same_seed_gives_the_same_losses(store: Store, pictures: Path):
+    first, second = (train(store, data=str(pictures), batch_size=8, epochs=2) for _ in range(2))
+    for one, two in zip(first["epochs"], second["epochs"], strict=True):
+        assert (one["train_loss"], one["val_loss"]) == (two["train_loss"], two["val_loss"])
+
+
+def test_a_checkpoint_brings_classes_normalisation_and_config(store: Store, pictures: Path):
+    summary = train(store, data=str(pictures))
+    folder = store.run_folder(summary["run_id"])
+    for which in ("best", "last"):
+        about = read_about(folder / f"{which}.safetensors")
+        assert about["classes"] == ["dark", "light"] and len(about["mean"]) == 3
+        assert about["config"]["model"] == "torchvision/resnet18"
+        assert load_file(folder / f"{which}.safetensors")["fc.weight"].shape == (2, 512)
+    assert torch.load(folder / "last.state.pt", weights_only=True)["epoch"] == 1
+
+
+def test_a_frozen_backbone_stays_as_it_was_statistics_too(store: Store, pictures: Path):
+    summary = train(store, data=str(pictures), trainable="head", epochs=2)
+    folder = store.run_folder(summary["run_id"])
+    best, last = load_file(folder / "best.safetensors"), load_file(folder / "last.safetensors")
+    frozen = [name for name in last if not name.startswith("fc.")]
+    assert all(torch.equal(best[name], last[name]) for name in frozen)
+    assert last["bn1.running_mean"].abs().max() == 0
+
+
+def test_a_failure_is_kept_with_its_reason_and_the_next_run_works(store: Store, pictures: Path):
+    worker = Worker(store)
+    worker.start()
+    try:
+        bad = store.create_run(make_config(**TINY, data=str(pictures / "nothing")))
+        good = store.create_run(make_config(**TINY, data=str(pictures)))
+        worker.wake()
+        deadline = time.monotonic() + 60
+        while store.get_run(good).state in ("queued", "running") and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        worker.shutdown(30)
+    assert store.get_run(bad).state == "failed" and store.get_run(good).state == "finished"
+    failed = store.events(bad, kinds=["RunEnded"])[-1].payload
+    assert "nothing" in failed["reason"] and failed["fix"] and "Traceback" in failed["traceback"]
+
+
+def test_a_stop_through_the_store_ends_a_run_that_another_thread_trains(store: Store, pictures: Path):
+    run_id = store.create_run(make_config(**{**TINY, "epochs": 500}, data=str(pictures)))
+    thread = threading.Thread(target=train_run, args=(store, run_id))
+    thread.start()
+    while not store.events(run_id, kinds=["StepLogged"]):
+        assert thread.is_alive()
+        time.sleep(0.05)
+    store.request(run_id, "stop")
+    thread.join(30)
+    assert store.get_run(run_id).state == "stopped"
+    assert (store.run_folder(run_id) / "last.safetensors").exists()
+
+
+@pytest.mark.xla
+def test_xla_trains_to_the_numbers_of_the_cpu(store: Store, pictures: Path):
+    changes = {"data": str(pictures), "model": "tf_efficientnet_lite0", "weights": "default", "trainable": "head"}
+    on_cpu, on_xla = (train(store, device=kind, image_size=64, **{**changes}) for kind in ("cpu", "xla"))
+    assert on_xla["device"]["kind"] == "xla" and on_xla["compile"]["count"] >= 2
+    for ours, theirs in zip(on_xla["epochs"], on_cpu["epochs"], strict=True):
+        assert ours["train_loss"] == pytest.approx(theirs["train_loss"], rel=1e-3)
+        assert ours["val_top1"] == theirs["val_top1"]
+
+
+def command(home: Path, *words: str) -> subprocess.CompletedProcess:
+    line = [sys.executable, "-m", "core", "--home", str(home), *words]
+    return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_line_learns_fashion_and_prints_one_json_object(tmp_path: Path):
+    done = command(tmp_path, "train", "--preset", "quick", "--epochs", "2", "--device", "cpu", "--json")
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["num_train"] == 1000 and summary["num_val"] == 400
+    assert summary["best"]["val_top1"] > 70
+    listed = json.loads(command(tmp_path, "runs", "--json").stdout)["runs"]
+    assert [row["run_id"] for row in listed] == [summary["run_id"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["train", "--epochs", "0"], "--epochs can't be 0"),
+        (["train", "--epochs", "many"], "invalid int value"),
+        (["train", "--model", "resnet81"], "resnet81"),
+        (["train", "--device", "mps"], "mps is not available"),
+        (["train", "--data", "/no/such/folder"], "/no/such/folder"),
+        (["run", "nope"], "no run 'nope'"),
+        (["scan", "/no/such/folder"], "/no/such/folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(tmp_path: Path, words: list[str], problem: str):
+    done = command(tmp_path, *words)
+    assert done.returncode == 2, done.stderr
+    assert problem in done.stderr and len(done.stderr.strip().splitlines()) == 1 and done.stdout == ""
