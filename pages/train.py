@@ -116,7 +116,7 @@ def draw_start(values: dict[str, Any], problems: dict[str, str], unavailable: di
 
 
 if st.session_state.pop("started_run", None):
-    st.switch_page("pages/live.py")
+    st.switch_page("../pages/live.py")
 st.title("Train", anchor=False)
 forms.fill_in()
 forms.preset_choice()

@@ -30,6 +30,11 @@ CHOICE_WORDS = {
     "sgd": "SGD",
     "onecycle": "One cycle",
 }
+WEIGHTS_WORDS = {
+    "at hand": "weights at hand",
+    "download": "weights to be downloaded",
+    "none": "no pretrained weights",
+}
 FLOAT_STEPS = {"lr": 1e-4, "beta1": 0.01, "beta2": 0.001, "weight_decay": 0.01, "warmup_epochs": 0.5}
 PREVIEW_STEPS_PER_EPOCH = 50
 PREVIEW_POINTS = 400
@@ -168,7 +173,7 @@ def model_caption(name: str, models: dict[str, dict[str, Any]]) -> str:
         parts.append(f"{model['params'] / 1e6:.1f} M parameters")
     if model["image_size"]:
         parts.append(f"{model['image_size']} px")
-    parts.append(f"weights: {model['weights']}")
+    parts.append(WEIGHTS_WORDS.get(model["weights"], model["weights"]))
     return " · ".join(parts)
 
 

@@ -1,0 +1,40 @@
+"""Runs: all of them, one of them, or several side by side."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from core.analysis.summary import list_rows, summarise
+from core.errors import AppError
+from ui import run_views
+from ui.registry import services
+
+
+def draw_run(run_id: str) -> None:
+    try:
+        summary = summarise(services().store, run_id)
+    except AppError as error:
+        st.error(f"**{error.problem}** Choose one from the table.")
+        return
+    with st.container(border=True):
+        run_views.run_header(summary)
+        run_views.run_charts(run_id)
+        run_views.run_tables(summary)
+        run_views.run_tools(summary)
+
+
+st.title("Runs", anchor=False)
+rows = list_rows(services().store)
+selected = run_views.runs_table(rows) if rows else []
+if len(selected) == 1:
+    st.query_params["run"] = selected[0]
+if len(selected) > 1:
+    st.query_params.pop("run", None)
+    run_views.compare([summarise(services().store, run_id) for run_id in selected])
+elif run_id := st.query_params.get("run"):
+    draw_run(run_id)
+elif rows:
+    st.caption("Select one run to see it, or several to compare them.")
+if not rows:
+    st.info("There are no runs yet. Start one on the page Train.", icon=":material/history:")
+    st.page_link("../pages/train.py", label="Train", icon=":material/model_training:")

@@ -1,0 +1,167 @@
+"""The pages, drawn without a browser: empty, with runs, and with a person's mistakes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from core.config import make_config
+from core.events import EpochEnded, Phases, RunEnded, RunPrepared, StepLogged
+from core.store import Store
+from ui import registry
+
+MAIN = str(Path(__file__).resolve().parents[1] / "ui" / "main.py")
+
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    """The pages' store, with a worker that only counts how often it is woken."""
+    store = Store(tmp_path)
+    woken: list[int] = []
+    entry = registry._entry()
+    worker = SimpleNamespace(wake=lambda: woken.append(1), woken=woken)
+    monkeypatch.setattr(entry, "services", registry.Services(store, worker))
+    yield store
+    store.close()
+
+
+def open_page(name: str, **params: str) -> AppTest:
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.run()
+    if name != "train":
+        app.switch_page(f"../pages/{name}.py")
+    for key, value in params.items():
+        app.query_params[key] = value
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def add_run(store: Store, state: str = "finished", **changes: object) -> str:
+    run_id = store.create_run(make_config("quick", **changes))
+    store.claim(run_id, "cpu")
+    phases = Phases(setup_s=1.0, compute_s=3.0)
+    events = [
+        RunPrepared("cpu", "A CPU", ["cat", "dog"], 80, 20, 4, 1000, 10, 64, {"torch": "2"}),
+        StepLogged(1, 1, 0.7, 50.0, 1e-3, 32, 0.5, 0.1, 60.0, 0),
+        EpochEnded(1, 4, 0.7, 60.0, 0.6, 75.0, None, 2.5, 32.0, phases, 0, 1e-3),
+        RunEnded(state, 4.0, phases, 0, 0.0, *(("It broke.", "Mend it.") if state == "failed" else ())),
+    ]
+    store.append_events(run_id, [(time.time(), event) for event in events])
+    store.end_run(run_id, state)
+    return run_id
+
+
+def button(app: AppTest, label: str):
+    return next(item for item in app.button if item.label == label)
+
+
+def test_train_starts_as_quick_start_with_start_ready(store):
+    app = open_page("train")
+    assert app.session_state["preset"] == "quick"
+    assert app.session_state["form_trainable"] == "head"
+    assert not button(app, "Start").disabled
+
+
+def test_start_queues_the_form_once_and_wakes_the_worker(store):
+    app = open_page("train")
+    app.number_input(key="form_epochs").set_value(2).run()
+    assert "changed" in app.number_input(key="form_epochs").label
+    button(app, "Start").click().run()
+    assert not app.exception, app.exception
+    [record] = store.list_runs()
+    assert record.config == make_config("quick", epochs=2)
+    assert registry.services().worker.woken == [1]
+
+
+def test_two_tabs_that_press_start_at_once_make_one_run(store):
+    first, second = open_page("train"), open_page("train")
+    button(first, "Start").click().run()
+    button(second, "Start").click().run()
+    assert len(store.list_runs()) == 1
+
+
+def test_an_old_tab_starts_a_run_of_its_own(store):
+    first, second = open_page("train"), open_page("train")
+    button(first, "Start").click().run()
+    store.request(store.list_runs()[0].run_id, "stop")
+    button(second, "Start").click().run()
+    assert len(store.list_runs()) == 2
+
+
+def test_a_preset_sets_the_form_and_reset_goes_back_to_it(store):
+    app = open_page("train")
+    app.session_state["form_lr"] = 0.5
+    app.run()
+    button(app, "Reset 1 changed field").click().run()
+    assert app.session_state["form_lr"] == 3e-3
+
+
+def test_only_the_chosen_optimizers_fields_are_shown(store):
+    app = open_page("train")
+    app.session_state["form_optimizer"] = "sgd"
+    app.run()
+    keys = {item.key for item in app.number_input}
+    assert "form_momentum" in keys and "form_beta1" not in keys
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("data", "/nowhere/at/all", "/nowhere/at/all"),
+        ("warmup_epochs", 100.0, "warmup_epochs 100"),
+        ("device", "mps", "Device mps"),
+    ],
+)
+@pytest.mark.skipif(sys.platform == "darwin", reason="mps may be available there")
+def test_start_is_disabled_with_the_reason(store, name, value, words):
+    app = open_page("train")
+    app.session_state[f"form_{name}"] = value
+    app.run()
+    assert not app.exception, app.exception
+    assert button(app, "Start").disabled
+    assert any(words in item.value for item in app.markdown)
+
+
+def test_runs_says_that_there_are_none(store):
+    assert "no runs yet" in open_page("runs").info[0].value
+
+
+def test_runs_lists_all_and_opens_one(store):
+    run_id = add_run(store)
+    app = open_page("runs")
+    assert list(app.dataframe[0].value["Best top-1"]) == [75.0]
+    app = open_page("runs", run=run_id)
+    assert any(metric.value == "75.0 %" for metric in app.metric)
+
+
+def test_runs_shows_why_a_run_failed(store):
+    app = open_page("runs", run=add_run(store, "failed"))
+    assert "It broke." in app.error[0].value and "Mend it." in app.error[0].value
+
+
+def test_an_unknown_run_is_told(store):
+    add_run(store)
+    assert "no-such-run" in open_page("runs", run="no-such-run").error[0].value
+
+
+def test_a_run_is_renamed_and_deleted_after_a_question(store):
+    run_id = add_run(store)
+    app = open_page("runs", run=run_id)
+    app.text_input[0].set_value("Mine")
+    button(app, "Save").click().run()
+    assert store.get_run(run_id).name == "Mine"
+    button(app, "Delete").click().run()
+    button(app, "Delete for good").click().run()
+    assert store.list_runs() == []
+
+
+def test_live_is_drawn_without_and_with_a_run(store):
+    open_page("live")
+    add_run(store)
+    open_page("live")

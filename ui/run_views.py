@@ -1,0 +1,208 @@
+"""What the runs page draws: the table, one run, several runs side by side."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import streamlit as st
+
+from core import charts
+from core.analysis.summary import export_csv, export_json
+from core.config import RunConfig
+from core.errors import AppError
+from ui.registry import services
+from ui.words import STATE_COLOURS, STATE_WORDS, percent, seconds_in_words
+
+PHASE_TITLES = {
+    "setup_s": "Set-up",
+    "data_wait_s": "Data wait",
+    "transfer_s": "Transfer",
+    "compile_s": "Compile",
+    "compute_s": "Compute",
+    "evaluation_s": "Evaluation",
+    "checkpoint_s": "Checkpoint",
+    "other_s": "Other",
+}
+EPOCH_TITLES = {
+    "epoch": "Epoch",
+    "train_loss": "Training loss",
+    "train_top1": "Training top-1 (%)",
+    "val_loss": "Validation loss",
+    "val_top1": "Validation top-1 (%)",
+    "val_top5": "Validation top-5 (%)",
+    "seconds": "Seconds",
+    "images_per_s": "Images/s",
+}
+
+
+def runs_table(rows: list[dict[str, Any]]) -> list[str]:
+    """Draw the table; returns the ids of the selected runs."""
+    frame = pd.DataFrame(
+        {
+            "Name": [row["name"] for row in rows],
+            "State": [STATE_WORDS.get(row["state"], row["state"]) for row in rows],
+            "Model": [row["model"] for row in rows],
+            "Data": [row["data"] for row in rows],
+            "Device": [row["device"] for row in rows],
+            "Best top-1": [row["best_val_top1"] for row in rows],
+            "Validation top-1": [row["val_top1"] for row in rows],
+            "Time": [seconds_in_words(row["total_s"]) for row in rows],
+            "Created": [datetime.fromtimestamp(row["created"]) for row in rows],
+            "Tags": [row["tags"] for row in rows],
+        }
+    )
+    event = st.dataframe(
+        frame,
+        # the selection is kept by row number, so another list of runs must begin without one
+        key=f"runs_{hash(tuple(row['run_id'] for row in rows))}",
+        hide_index=True,
+        on_select="rerun",
+        selection_mode="multi-row",
+        column_config={
+            "Best top-1": st.column_config.NumberColumn(format="%.1f %%"),
+            "Validation top-1": st.column_config.LineChartColumn(y_min=0, y_max=100),
+            "Created": st.column_config.DatetimeColumn(format="D MMM YYYY, HH:mm"),
+        },
+    )
+    return [rows[index]["run_id"] for index in event["selection"]["rows"]]
+
+
+def run_header(summary: dict[str, Any]) -> None:
+    """Name, state, what went wrong, and the figures that matter."""
+    state = summary["state"]
+    st.subheader(summary["name"], anchor=False)
+    st.badge(STATE_WORDS.get(state, state), color=STATE_COLOURS.get(state, "gray"))
+    if summary["reason"]:
+        st.error(f"**{summary['reason']}** {summary['fix']}")
+    if state in ("queued", "running", "paused"):
+        st.page_link("../pages/live.py", label="Watch it live", icon=":material/monitoring:")
+    best = summary["best"] or {"epoch": None, "val_top1": None}
+    rates = [epoch["images_per_s"] for epoch in summary["epochs"] if epoch["images_per_s"]]
+    with st.container(horizontal=True):
+        st.metric("Best top-1", percent(best["val_top1"]), border=True, width=170)
+        st.metric("Epochs", f"{len(summary['epochs'])} of {summary['config']['epochs']}", border=True, width=170)
+        st.metric("Time", seconds_in_words(summary["total_s"]), border=True, width=170)
+        st.metric("Images/s", f"{rates[-1]:,.0f}" if rates else "–", border=True, width=170)
+        st.metric("Device", summary["device"]["kind"], border=True, width=170, help=summary["device"]["name"] or None)
+
+
+def run_charts(run_id: str) -> None:
+    """The live page's charts, of a run that is drawn once."""
+    figures = charts.figures(services().run_series(run_id))
+    columns = st.columns(2)
+    for index, (name, figure) in enumerate(figures.items()):
+        with columns[index % 2]:
+            st.plotly_chart(figure, key=f"chart_{run_id}_{name}", config={"displaylogo": False})
+
+
+def run_tables(summary: dict[str, Any]) -> None:
+    """Epochs, phases, config and environment, a tab each."""
+    epochs, phases, config, environment = st.tabs(["Epochs", "Where the time went", "Config", "Environment"])
+    with epochs:
+        if summary["epochs"]:
+            frame = pd.DataFrame(summary["epochs"])[list(EPOCH_TITLES)].rename(columns=EPOCH_TITLES)
+            st.dataframe(frame.round(3), hide_index=True)
+        else:
+            st.caption("No epoch has ended.")
+    with phases:
+        _phases(summary)
+    with config:
+        st.dataframe(_config_frame({"Value": summary["config"]}), hide_index=True)
+    with environment:
+        st.json(summary["environment"] or {}, expanded=True)
+
+
+def _phases(summary: dict[str, Any]) -> None:
+    phases = {PHASE_TITLES[name]: seconds for name, seconds in summary["phases"].items()}
+    total = sum(phases.values())
+    if not total:
+        st.caption("No times are known yet.")
+        return
+    figure = go.Figure(go.Bar(x=list(phases.values()), y=list(phases), orientation="h", hovertemplate="%{x:.2f} s"))
+    figure.update_layout(height=280, margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False)
+    figure.update_xaxes(title="Seconds")
+    figure.update_yaxes(autorange="reversed")
+    st.plotly_chart(figure, key=f"phases_{summary['run_id']}", config={"displayModeBar": False})
+    rows = [(name, round(seconds, 2), round(100 * seconds / total, 1)) for name, seconds in phases.items()]
+    st.dataframe(pd.DataFrame(rows, columns=["Phase", "Seconds", "Percent"]), hide_index=True)
+    compiled = summary["compile"]
+    st.caption(f"{compiled['count']} compiles, {seconds_in_words(compiled['seconds'])}")
+
+
+def _config_frame(configs: dict[str, dict[str, Any]], *, only_different: bool = False) -> pd.DataFrame:
+    names = [
+        name
+        for name in RunConfig.model_fields
+        if not only_different or len({str(config[name]) for config in configs.values()}) > 1
+    ]
+    columns: dict[str, list[Any]] = {"Field": [RunConfig.model_fields[name].title for name in names]}
+    for title, config in configs.items():
+        columns[title] = ["automatic" if config[name] is None else str(config[name]) for name in names]
+    return pd.DataFrame(columns)
+
+
+def run_tools(summary: dict[str, Any]) -> None:
+    """Name, note, tags, downloads and deletion."""
+    store, run_id = services().store, summary["run_id"]
+    with st.expander("Name, note and tags", icon=":material/edit:"), st.form(f"edit_{run_id}", border=False):
+        name = st.text_input("Name", summary["name"], max_chars=120)
+        note = st.text_area("Note", summary["note"])
+        tags = st.text_input("Tags", ", ".join(summary["tags"]), help="Separated by commas.")
+        if st.form_submit_button("Save"):
+            try:
+                store.rename(run_id, name)
+                store.set_note(run_id, note)
+                store.set_tags(run_id, tags.split(","))
+            except AppError as error:
+                st.error(str(error))
+            else:
+                st.rerun()
+    with st.container(horizontal=True):
+        st.download_button(
+            "CSV", lambda: export_csv(store, run_id), f"{run_id}.csv", "text/csv", icon=":material/download:"
+        )
+        st.download_button(
+            "JSON", lambda: export_json(store, run_id), f"{run_id}.json", "application/json", icon=":material/download:"
+        )
+        is_active = summary["state"] in ("queued", "running", "paused")
+        if st.button(
+            "Delete", icon=":material/delete:", disabled=is_active, help="Stop it first." if is_active else None
+        ):
+            _ask_delete(run_id, summary["name"])
+
+
+@st.dialog("Delete this run?")
+def _ask_delete(run_id: str, name: str) -> None:
+    st.write(f"**{name}** ({run_id}) goes with its figures and checkpoints. This can't be undone.")
+    with st.container(horizontal=True):
+        if st.button("Delete for good", type="primary"):
+            try:
+                services().store.delete(run_id)
+            except AppError as error:
+                st.error(str(error))
+                return
+            st.query_params.pop("run", None)
+            st.rerun()
+        if st.button("Keep it"):
+            st.rerun()
+
+
+def compare(summaries: list[dict[str, Any]]) -> None:
+    """Curves of several runs in one chart, and the config fields in which they differ."""
+    titles = {summary["run_id"]: f"{summary['name']} · {summary['run_id'][-6:]}" for summary in summaries}
+    st.subheader(f"{len(summaries)} runs side by side", anchor=False)
+    metrics = {"val_top1": "Validation top-1", "val_loss": "Validation loss", "train_loss": "Training loss"}
+    metric = st.segmented_control(
+        "Curve", list(metrics), format_func=metrics.get, default="val_top1", required=True, key="compare_metric"
+    )
+    series = [(titles[summary["run_id"]], services().run_series(summary["run_id"])) for summary in summaries]
+    st.plotly_chart(charts.compare_figure(series, metric), key="compare_chart", config={"displaylogo": False})
+    frame = _config_frame({titles[s["run_id"]]: s["config"] for s in summaries}, only_different=True)
+    if frame.empty:
+        st.caption("Their configs are equal.")
+    else:
+        st.caption("Where their configs differ")
+        st.dataframe(frame, hide_index=True)
