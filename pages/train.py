@@ -94,7 +94,8 @@ def draw_start(values: dict[str, Any], problems: dict[str, str], unavailable: di
     with st.container(border=True):
         st.subheader("This run", anchor=False)
         reasons = [
-            f"{RunConfig.model_fields[name].title}: {words}" if name else words for name, words in problems.items()
+            f"{RunConfig.model_fields[name].title}: {words}" if name else f"These options clash: {words}"
+            for name, words in problems.items()
         ]
         if data := forms.data_problem(values["data"]):
             reasons.append(f"Data: {data}")
@@ -110,7 +111,7 @@ def draw_start(values: dict[str, Any], problems: dict[str, str], unavailable: di
             args=(newest_run_id(),),
         )  # fmt: skip
         for reason in reasons:
-            st.markdown(f":red[:material/error:] {reason[:1].upper()}{reason[1:]}.")
+            st.markdown(f":red[:material/error:] {reason.rstrip('.')}.")
         if problem := st.session_state.pop("start_problem", None):
             st.error(problem)
 

@@ -120,7 +120,7 @@ def test_only_the_chosen_optimizers_fields_are_shown(store):
 )
 @pytest.mark.skipif(sys.platform == "darwin", reason="mps may be available there")
 def test_start_is_disabled_with_the_reason(store, name, value, words):
-    app = open_page("train")
+    app = AppTest.from_file(MAIN, default_timeout=60)
     app.session_state[f"form_{name}"] = value
     app.run()
     assert not app.exception, app.exception

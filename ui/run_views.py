@@ -178,16 +178,19 @@ def run_tools(summary: dict[str, Any]) -> None:
 def _ask_delete(run_id: str, name: str) -> None:
     st.write(f"**{name}** ({run_id}) goes with its figures and checkpoints. This can't be undone.")
     with st.container(horizontal=True):
-        if st.button("Delete for good", type="primary"):
-            try:
-                services().store.delete(run_id)
-            except AppError as error:
-                st.error(str(error))
-                return
-            st.query_params.pop("run", None)
+        if st.button("Delete for good", type="primary", on_click=_delete, args=(run_id,)):
             st.rerun()
         if st.button("Keep it"):
             st.rerun()
+
+
+def _delete(run_id: str) -> None:
+    try:
+        services().store.delete(run_id)
+    except AppError as error:
+        st.toast(str(error), icon=":material/error:")
+    else:
+        st.query_params.pop("run", None)
 
 
 def compare(summaries: list[dict[str, Any]]) -> None:
