@@ -25,7 +25,7 @@ runs = services().store.list_runs()
 if not runs:
     st.title("Live")
     st.info("Nothing has been trained here yet.", icon=":material/monitoring:")
-    st.page_link("pages/train.py", label="Set up a run", icon=":material/model_training:")
+    st.page_link("../pages/train.py", label="Set up a run", icon=":material/model_training:")
     st.stop()
 
 run = _chosen(runs)

@@ -18,7 +18,8 @@ from tests.browser import CHROMIUM, chromium_page, dashboard
 
 HAS_CHROMIUM = Path(CHROMIUM).exists()
 pytestmark = pytest.mark.skipif(not HAS_CHROMIUM and os.environ.get("CI") != "true", reason=f"{CHROMIUM} is not there")
-POINTS = "() => Math.max(0, ...[...document.querySelectorAll('.js-plotly-plot')].map(plot => plot.data[0].x.length))"
+POINTS = """() => Math.max(0,
+  ...[...document.querySelectorAll('.run-chart .js-plotly-plot')].map(plot => plot.data[0].x.length))"""
 WAIT_MS = 30_000
 
 
@@ -96,7 +97,7 @@ def test_a_run_from_start_to_stop(tmp_path: Path):
         pytest.skip("there is no train page")
     with dashboard(tmp_path) as running, chromium_page() as page:
         page.goto(running.url)
-        start = page.get_by_role("button", name=re.compile("Start")).first
+        start = page.get_by_role("button", name="Start", exact=True)
         start.wait_for(timeout=WAIT_MS)
         if folder := os.environ.get("FINETUNE_SCREENSHOTS"):
             page.screenshot(path=f"{folder}/train.png", full_page=True)
