@@ -82,11 +82,11 @@ def run_header(summary: dict[str, Any]) -> None:
     best = summary["best"] or {"epoch": None, "val_top1": None}
     rates = [epoch["images_per_s"] for epoch in summary["epochs"] if epoch["images_per_s"]]
     with st.container(horizontal=True):
-        st.metric("Best top-1", percent(best["val_top1"]), border=True, width=170)
-        st.metric("Epochs", f"{len(summary['epochs'])} of {summary['config']['epochs']}", border=True, width=170)
-        st.metric("Time", seconds_in_words(summary["total_s"]), border=True, width=170)
-        st.metric("Images/s", f"{rates[-1]:,.0f}" if rates else "–", border=True, width=170)
-        st.metric("Device", summary["device"]["kind"], border=True, width=170, help=summary["device"]["name"] or None)
+        st.metric("Best top-1", percent(best["val_top1"]), border=True, width=140)
+        st.metric("Epochs", f"{len(summary['epochs'])} of {summary['config']['epochs']}", border=True, width=140)
+        st.metric("Time", seconds_in_words(summary["total_s"]), border=True, width=140)
+        st.metric("Images/s", f"{rates[-1]:,.0f}" if rates else "–", border=True, width=140)
+        st.metric("Device", summary["device"]["kind"], border=True, width=140, help=summary["device"]["name"] or None)
 
 
 def run_charts(run_id: str) -> None:
