@@ -17,6 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from core.config import RunConfig
+from core.data.loader import PAD_LABEL, Batch
 from core.devices.base import Device
 from core.errors import TrainingError
 from core.events import EpochEnded, Event, PhaseChanged, Phases, StepLogged
@@ -27,15 +28,6 @@ from core.timing import PhaseTimer
 
 SETTLING_STEPS = 2
 """Steps at the start of a run that throughput leaves out."""
-PAD_LABEL = -100
-
-
-class Batch(Protocol):
-    """Images (batch, 3, height, width) uint8, labels (batch,) int64; padding follows the real images."""
-
-    images: Tensor
-    labels: Tensor
-    num_real: int
 
 
 class Loader(Protocol):

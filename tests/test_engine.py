@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from core.config import make_config
+from core.data.loader import PAD_LABEL
 from core.devices import open_device
-from core.engine import PAD_LABEL, Task, evaluate, fit
+from core.engine import Task, evaluate, fit
 from core.errors import TrainingError
 from core.events import EpochEnded, StepLogged
 from core.metrics import top_k_correct

@@ -1,107 +1,74 @@
-"""Any picture that Pillow reads, as upright 8-bit RGB."""
+"""One image file to 8-bit RGB, whatever its format, mode and orientation."""
 
 from __future__ import annotations
 
-import warnings
+import io
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
 
+from core.data.sources import open_source
 from core.errors import DataError
 
 MAX_PIXELS = 100_000_000
-Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 
 
-class UnusableImage(Exception):
-    """A file that can't be used; `why` is one word for the report."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
-def load_rgb(path: Path) -> Pixels:
-    """Read a picture as the model sees it before resizing.
-
-    EXIF orientation is applied, transparency lies over white, 16- and 32-bit and float pictures
-    keep their gradient, an animation gives its first frame.
-
-    Returns:
-        (height, width, 3), uint8.
+def load_rgb(path: Path) -> NDArray[np.uint8]:
+    """Read an image upright: (height, width, 3), uint8; transparent parts on white, an animation's first frame.
 
     Raises:
-        UnusableImage: zero_bytes, not_an_image, truncated, damaged or too_large.
+        DataError: the file can't be read whole, or has over `MAX_PIXELS` pixels.
     """
-    if path.stat().st_size == 0:
-        raise UnusableImage("zero_bytes")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            picture = Image.open(path)
-    except Image.DecompressionBombError as error:
-        raise UnusableImage("too_large") from error
-    except (UnidentifiedImageError, ValueError, SyntaxError) as error:
-        raise UnusableImage("truncated" if _has_picture_signature(path) else "not_an_image") from error
-    except OSError as error:
-        raise UnusableImage("truncated") from error
-    with picture:
-        if picture.width * picture.height > MAX_PIXELS:
-            raise UnusableImage("too_large")
-        try:
-            picture.load()
-            return np.asarray(_to_rgb(ImageOps.exif_transpose(picture)))
-        except (OSError, EOFError, SyntaxError) as error:
-            raise UnusableImage("truncated") from error
-        except (ValueError, IndexError, KeyError, TypeError, OverflowError) as error:
-            raise UnusableImage("damaged") from error
+        with Image.open(path) as image:
+            if image.width * image.height > MAX_PIXELS:
+                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels are too many")
+            return np.array(to_rgb(ImageOps.exif_transpose(image)))
+    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+        raise DataError(f"'{path}' can't be read: {error}.", fix="Remove the file or save it anew.") from error
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """The image in mode RGB; 16-bit and float greys keep their gradient."""
+    mode = image.mode
+    if mode == "RGB" and "transparency" not in image.info:
+        return image
+    if mode.startswith("I") or mode == "F":
+        return Image.fromarray(_grey_to_uint8(np.asarray(image))).convert("RGB")
+    if mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        colour = image.convert("RGBA")
+        white = Image.new("RGBA", colour.size, (255, 255, 255, 255))
+        return Image.alpha_composite(white, colour).convert("RGB")
+    return image.convert("RGB")
+
+
+def _grey_to_uint8(grey: NDArray[Any]) -> NDArray[np.uint8]:
+    values = np.nan_to_num(grey.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = float(values.min()), float(values.max())
+    # by the sensor's range where one fits, so that a dark image stays darker than a bright one
+    ranges = (1.0, 255.0) if grey.dtype.kind == "f" else (255.0, 1023.0, 4095.0, 16383.0, 65535.0)
+    top = next((top for top in ranges if high <= top), None)
+    if low < 0 or top is None:
+        values, top = values - low, max(high - low, 1e-12)
+    return np.rint(values * (255.0 / top)).astype(np.uint8)
 
 
 def show_png(spec: str, file: str, out: Path, home: Path) -> None:
-    """Write one image of a data set as the loader reads it.
+    """Write `file` of a data set as the loader sees it, before resizing and augmentation, to the PNG `out`.
 
     Raises:
-        DataError: no such file in the data, or it can't be used.
+        DataError: there is no such file in the data set, it can't be read, or `out` can't be written.
     """
-    from core.data.sources import open_source
-
     root = open_source(spec, home).root
-    path = (root / file).resolve()
-    if not path.is_relative_to(root.resolve()) or not path.is_file():
-        raise DataError(f"There is no file '{file}' in '{spec}'.", fix="See python -m core scan SPEC --files.")
+    path = root / file
+    if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
+        raise DataError(f"'{spec}' has no file '{file}'.", fix="Give its path relative to the data's root.")
+    packed = io.BytesIO()
+    Image.fromarray(load_rgb(path)).save(packed, format="PNG")
     try:
-        Image.fromarray(load_rgb(path)).save(out, format="PNG")
-    except UnusableImage as error:
-        raise DataError(f"'{file}' can't be used: {error.why}.", fix="Choose another file.") from error
-
-
-def _to_rgb(picture: Image.Image) -> Image.Image:
-    if picture.mode.startswith(("I", "F")):
-        return Image.fromarray(_stretched(np.asarray(picture, dtype=np.float64))).convert("RGB")
-    has_alpha = picture.mode in ("LA", "PA", "RGBA", "La", "RGBa") or "transparency" in picture.info
-    if has_alpha:
-        layer = picture.convert("RGBA")
-        white = Image.new("RGBA", layer.size, "white")
-        return Image.alpha_composite(white, layer).convert("RGB")
-    return picture.convert("RGB")
-
-
-def _stretched(values: np.ndarray) -> np.ndarray:
-    """Grey values of more than 8 bits as uint8, over the range that the picture uses when it needs one."""
-    values = np.nan_to_num(values)
-    low, high = float(values.min()), float(values.max())
-    if low >= 0 and 1 < high <= 255:
-        return values.round().astype(np.uint8)
-    if low >= 0 and high <= 1:
-        return (values * 255).round().astype(np.uint8)
-    if low >= 0 and 255 < high <= 65535:
-        return (values / 257).round().astype(np.uint8)
-    return ((values - low) / max(high - low, 1e-12) * 255).round().astype(np.uint8)
-
-
-def _has_picture_signature(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(12)
-    signatures = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-    return head.startswith(signatures) or (head[:4] == b"RIFF" and head[8:] == b"WEBP")
+        Path(out).write_bytes(packed.getvalue())
+    except OSError as error:
+        raise DataError(f"'{out}' can't be written: {error.strerror}.", fix="Choose another --out.") from error

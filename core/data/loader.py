@@ -1,130 +1,147 @@
-"""Batches of one shape, fixed by seed and epoch, made ahead of the device."""
+"""Batches of equal shape from a packed cache, and one thread that prepares them ahead."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-PAD_LABEL = -100
+from core.config import Augmentation
+from core.data.augment import crop_margin, draw_views, reflected
+
+PADDING_LABEL = -100
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
-    """`images` (batch, 3, side, side) uint8, `labels` (batch,) int64; the first `num_real` count."""
+    """images (batch, 3, height, width) uint8; labels (batch,) int64, `PADDING_LABEL` from `num_real` on."""
 
-    images: Tensor
-    labels: Tensor
+    images: torch.Tensor
+    labels: torch.Tensor
     num_real: int
 
 
 class BatchLoader:
-    """Batches from a packed cache.
+    """Hands out a set of images in batches that all have the same shape.
 
-    Every batch has the same shape. In training a short last batch is filled up with images drawn
-    anew, since padding would reach BatchNorm, and a set smaller than the batch size is one batch;
-    in evaluation it is padded, and padded rows carry the label -100.
+    A short last training batch is filled with images drawn anew; a short last evaluation batch is padded.
+    A set smaller than the batch size is one batch of the set's size.
 
     Args:
-        images: (n, side, side, 3) uint8.
-        labels: (n,) int64.
-        train: shuffled and augmented, or in order and plain.
-        image_size: side of what is handed out; cut from the middle, or at random with `crop`.
-        augmentation: none, flip or crop (which flips too).
-        seed: together with the epoch it fixes order and augmentation.
+        images: (n, side, side, 3) uint8, side at least `image_size`.
+        labels: (n,) class indices.
     """
 
     def __init__(
         self,
-        images: np.ndarray[Any, np.dtype[np.uint8]],
-        labels: np.ndarray[Any, np.dtype[np.int64]],
+        images: NDArray[np.uint8],
+        labels: NDArray[np.int64],
         batch_size: int,
         *,
         train: bool,
         image_size: int,
-        augmentation: str,
+        augmentation: Augmentation,
         seed: int,
     ) -> None:
-        self._images, self._labels, self._train = images, labels, train
-        self._batch_size = min(batch_size, len(labels)) if train else batch_size
-        self._image_size, self._seed = image_size, seed
-        self._augmentation = augmentation if train else "none"
+        side = images.shape[1]
+        if side < image_size:
+            raise ValueError(f"images of {side} px can't be cut to {image_size} px")
+        self._augmentation: Augmentation = augmentation if train else "none"
+        margin = crop_margin(side, image_size, self._augmentation)
+        self._index = reflected(side, margin) if margin else None
+        self._room = side + 2 * margin - image_size
+        # three bytes as one item, so that a crop or a mirror moves pixels and not bytes
+        self._pixels = np.ascontiguousarray(images).view("V3")[..., 0] if len(images) else images
+        self._labels = labels
+        self._train, self._size, self._seed = train, image_size, seed
+        self.batch_size = min(batch_size, len(labels))
+
+    @property
+    def num_images(self) -> int:
+        """Images of the set, without what fills up the last batch."""
+        return len(self._labels)
 
     @property
     def num_batches(self) -> int:
-        return -(-len(self._labels) // self._batch_size)
+        """Batches of an epoch."""
+        return -(-len(self._labels) // self.batch_size) if self.batch_size else 0
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of epoch `number`, each image once."""
-        rng = np.random.default_rng((self._seed, number))
-        count = len(self._labels)
-        order = rng.permutation(count) if self._train else np.arange(count)
-        missing = self.num_batches * self._batch_size - count
-        if self._train and missing:
-            order = np.concatenate([order, rng.choice(count, missing)])
-        for start in range(0, len(order), self._batch_size):
-            yield self._batch(order[start : start + self._batch_size], rng)
+    def epoch(self, n: int) -> Iterator[Batch]:
+        """The batches of epoch `n`, fully determined by the seed and `n`; evaluation keeps the set's order."""
+        generator = np.random.default_rng([self._seed, n])
+        num = len(self._labels)
+        order = generator.permutation(num) if self._train else np.arange(num)
+        for start in range(0, num, self.batch_size or 1):
+            chosen = order[start : start + self.batch_size]
+            missing = self.batch_size - len(chosen)
+            if missing and self._train:
+                chosen = np.concatenate([chosen, generator.choice(order[:start], missing, replace=False)])
+            yield self._batch(chosen, generator)
 
-    def _batch(self, chosen: np.ndarray[Any, np.dtype[np.int64]], rng: np.random.Generator) -> Batch:
-        side, slack = self._image_size, self._images.shape[1] - self._image_size
-        size, real = self._batch_size, len(chosen)
-        pixels = np.zeros((size, side, side, 3), dtype=np.uint8)
-        labels = np.full(size, PAD_LABEL, dtype=np.int64)
-        labels[:real] = self._labels[chosen]
-        flips = rng.random(real) < 0.5 if self._augmentation != "none" else np.zeros(real, dtype=bool)
-        moves = rng.integers(0, slack + 1, (real, 2)) if self._augmentation == "crop" else np.full((real, 2), slack // 2)
-        for row, index in enumerate(chosen):
-            top, left = moves[row]
-            cut = self._images[index, top : top + side, left : left + side]
-            pixels[row] = cut[:, ::-1] if flips[row] else cut
-        images = torch.from_numpy(np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)))
-        return Batch(images, torch.from_numpy(labels), real)
+    def _batch(self, chosen: NDArray[np.int64], generator: np.random.Generator) -> Batch:
+        size = self._size
+        pixels = np.zeros((self.batch_size, size, size), dtype="V3")
+        corners, mirrored = draw_views(generator, len(chosen), self._room, self._augmentation)
+        for place, (index, (top, left), mirror) in enumerate(zip(chosen, corners, mirrored, strict=True)):
+            image = self._pixels[index]
+            if self._index is None:
+                view = image[top : top + size, left : left + size]
+            else:
+                view = image[np.ix_(self._index[top : top + size], self._index[left : left + size])]
+            pixels[place] = view[:, ::-1] if mirror else view
+        labels = np.full(self.batch_size, PADDING_LABEL, dtype=np.int64)
+        labels[: len(chosen)] = self._labels[chosen]
+        images = torch.from_numpy(pixels.view(np.uint8).reshape(self.batch_size, size, size, 3))
+        return Batch(images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels), len(chosen))
 
 
-def prefetch(items: Iterator[T], depth: int = 2) -> Iterator[T]:
-    """The same items, made up to `depth` ahead by one thread; its errors are raised here.
+def prefetch(iterator: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
+    """Iterate in one background thread that keeps up to `depth` items ready.
 
-    Closing the generator ends the thread.
+    An error of the iterator is raised here; closing this generator ends the thread before it returns.
     """
-    ready: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-    closing = threading.Event()
+    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=depth)
+    closed = threading.Event()
 
-    def put(entry: tuple[bool, Any]) -> None:
-        while not closing.is_set():
+    def put(kind: str, value: Any) -> bool:
+        while not closed.is_set():
             try:
-                ready.put(entry, timeout=0.1)
-                return
+                ready.put((kind, value), timeout=0.05)
+                return True
             except queue.Full:
                 continue
+        return False
 
     def work() -> None:
         try:
-            for item in items:
-                put((True, item))
-                if closing.is_set():
+            for item in iterator:
+                if not put("item", item):
                     return
-            put((False, None))
-        except BaseException as error:  # handed to the consumer, who raises it
-            put((False, error))
+            put("end", None)
+        except BaseException as error:  # raised again in the consumer
+            put("error", error)
+        finally:
+            close = getattr(iterator, "close", None)
+            if close is not None:
+                close()
 
     thread = threading.Thread(target=work, name="prefetch", daemon=True)
     thread.start()
     try:
         while True:
-            has_item, value = ready.get()
-            if has_item:
-                yield value
-            elif value is None:
+            kind, value = ready.get()
+            if kind == "end":
                 return
-            else:
+            if kind == "error":
                 raise value
+            yield value
     finally:
-        closing.set()
+        closed.set()
         thread.join()

@@ -1,45 +1,42 @@
-"""From a folder to a data set: classes, splits, and every file accounted for.
-
-Found = used + skipped with a reason + not pictures.
-"""
+"""What a folder holds: classes, splits, and which files can't be used, found before the first epoch."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import random
 import re
-import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from core.data.images import UnusableImage, load_rgb
+from PIL import Image, UnidentifiedImageError
+
+from core.data.images import MAX_PIXELS
 from core.data.sources import Skipped, Source
 from core.errors import DataError
 
-_SPLITS = {
-    "train": "train", "training": "train", "trn": "train", "train_set": "train", "trainset": "train",
-    "val": "val", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "valset": "val",
-    "test": "test", "testing": "test", "tst": "test", "testset": "test",
-}  # fmt: skip
-_PICTURES = {
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".dib", ".webp", ".tif", ".tiff", ".ppm", ".pgm",
-    ".pbm", ".pnm", ".tga", ".ico", ".jp2", ".j2k", ".avif", ".pcx", ".sgi", ".im", ".xbm", ".qoi", ".dds",
-}  # fmt: skip
-_UNREADABLE = {
-    ".svg", ".svgz", ".heic", ".heif", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".orf", ".rw2", ".raf",
-    ".pef", ".srw", ".psd", ".ai", ".eps", ".jxl",
-}  # fmt: skip
-_SYSTEM = {"__macosx", "thumbs.db", "desktop.ini", "$recycle.bin", "system volume information", "__pycache__"}
+_SPLIT_NAMES = {
+    "train": {"train", "training", "trainset", "train_set"},
+    "val": {"val", "valid", "validation", "dev", "eval", "valset", "val_set", "validation_set"},
+    "test": {"test", "testing", "testset", "test_set"},
+}
+_SYSTEM = {"__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
+_UNSUPPORTED = set(
+    "svg svgz heic heif raw dng cr2 cr3 nef nrw arw srf sr2 orf rw2 raf pef psd psb xcf ai eps wmf emf jxl pdf".split()
+)
+_PICTURES = set("jpg jpeg jpe jfif png apng gif bmp dib tif tiff webp avif jp2 j2k ico ppm pgm pbm pnm tga".split())
+_NEEDS_A_PROGRAM = {"EPS", "WMF", "PDF"}
+_MAGIC = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II\*\0|MM\0\*|RIFF....WEBP", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Item:
-    """An image: where it lies, its name relative to the data's root, its class index."""
+    """One usable image: where it lies, its name relative to the data's root, its class index."""
 
     path: Path
     file: str
@@ -48,7 +45,7 @@ class Item:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Images by split, with all that was found beside them."""
+    """A scanned data set; `outcome` is ok, or report where something was skipped or warned of."""
 
     classes: list[str]
     train: list[Item]
@@ -57,28 +54,26 @@ class Dataset:
     skipped: list[Skipped]
     ignored: list[str]
     warnings: list[str]
-    duplicates: list[list[str]] = field(default_factory=list)
+    outcome: str
 
-    @property
-    def outcome(self) -> str:
-        """`ok`, or `report` where something was skipped or is worth a warning."""
-        return "report" if self.skipped or self.warnings else "ok"
-
-    def report(self, *, with_files: bool = False) -> dict[str, Any]:
-        """The answer of `scan`, as JSON values."""
+    def report(self, with_files: bool = False) -> dict[str, Any]:
+        """The answer of the command `scan` as plain JSON values."""
         splits = {"train": self.train, "val": self.val} | ({"test": self.test} if self.test else {})
-        everything = [item for items in splits.values() for item in items]
-        counts = Counter(item.label for item in everything)
+        counts = {name: Counter(item.label for item in items) for name, items in splits.items()}
         answer: dict[str, Any] = {
             "outcome": self.outcome,
             "classes": self.classes,
-            "class_counts": {name: counts[label] for label, name in enumerate(self.classes)},
-            "splits": {split: self._counts(items) for split, items in splits.items()},
-            "usable_images": len(everything),
-            "skipped": [{"file": item.file, "why": item.why} for item in self.skipped],
+            "class_counts": {
+                name: sum(count[label] for count in counts.values()) for label, name in enumerate(self.classes)
+            },
+            "splits": {
+                split: {name: count[label] for label, name in enumerate(self.classes) if count[label]}
+                for split, count in counts.items()
+            },
+            "usable_images": sum(map(len, splits.values())),
+            "skipped": [asdict(skipped) for skipped in self.skipped],
             "ignored": self.ignored,
             "warnings": self.warnings,
-            "duplicates": self.duplicates,
         }
         if with_files:
             answer["files"] = [
@@ -88,281 +83,248 @@ class Dataset:
             ]
         return answer
 
-    def _counts(self, items: list[Item]) -> dict[str, int]:
-        counts = Counter(item.label for item in items)
-        return {name: counts[label] for label, name in enumerate(self.classes) if counts[label]}
+
+@dataclass(frozen=True)
+class _Found:
+    path: Path
+    file: str
+    class_name: str
+    digest: str
 
 
-@dataclass
-class _Tree:
-    """Files by split and class, before any is opened; split "" where the data bring none."""
+def scan(source: Source, *, seed: int, val_percent: int) -> Dataset:
+    """Find classes, splits and unusable files; each image is decoded once.
 
-    files: dict[str, dict[str, list[Path]]]
-    empty: list[str]
-    ignored: list[str]
-
-
-def scan(
-    source: Source, *, seed: int, val_percent: int, progress: Callable[[int, int], None] | None = None
-) -> Dataset:
-    """Read the folder, open every picture once, and split it.
-
-    Args:
-        seed: of the split, where the data bring none.
-        val_percent: share of each class that goes to validation, where the data bring none.
-        progress: told of (pictures opened, pictures in all).
+    Where the data bring no validation folder, `val_percent` of each class is drawn by `seed`; images with
+    identical bytes are never on both sides.
 
     Raises:
-        DataError: there are fewer than two classes with images.
+        DataError: fewer than two classes, or no image for validation.
     """
-    tree = _walk(source.root)
-    used, skipped = _usable(source.root, tree, progress)
-    skipped = [*source.skipped, *skipped]
-    warnings = [f"class '{name}' has no image" for name in tree.empty]
-    trained = "train" if "train" in used else ""
-    classes = _ordered(name for name, paths in used.get(trained, {}).items() if paths)
-    lost = [name for name in _ordered(tree.files.get(trained, {})) if name not in classes]
-    warnings += [f"class '{name}' has no usable image" for name in lost]
-    if len(classes) < 2:
-        found = f"only the class '{classes[0]}'" if classes else "no class folder with images"
-        reasons = Counter(item.why for item in skipped)
-        left_out = f" ({', '.join(f'{n} {why}' for why, n in reasons.items())})" if reasons else ""
+    reading = _Reading(source)
+    folders = _split_folders(_look_through(source.root))
+    if folders and "train" not in folders:
         raise DataError(
-            f"In '{source.spec}' there is {found}{left_out}.", fix="Give a folder with a folder of images per class."
+            f"'{source.spec}' has {' and '.join(folders)} folders but none for training.", fix="Add a folder train."
         )
+    found = {split: reading.read_classes(folder) for split, folder in (folders or {"train": reading.top}).items()}
+    warnings: list[str] = []
+    classes = _class_names(found["train"], warnings)
+    if len(classes) < 2:
+        named = f" ('{classes[0]}')" if classes else ""
+        raise DataError(
+            f"'{source.spec}' has {len(classes)} class{'es' * (len(classes) != 1)} with images{named}; "
+            "training needs two or more.",
+            fix="Give a folder with one folder of images for each class.",
+        )
+    known = {split: reading.keep_known(split, by_class, classes, warnings) for split, by_class in found.items()}
+    train, val, test = known["train"], known.get("val", []), known.get("test", [])
+    if "val" in found and not val:
+        warnings.append("the validation folder has no usable image, so a share of the training images is used")
+    if val:
+        warnings += _missing(val, classes)
+    else:
+        train, val = _split(train, classes, seed, val_percent, warnings)
+    if not val:
+        raise DataError(f"'{source.spec}' leaves no image for validation.", fix="Add images to its classes.")
+    for word, items in (("validation", val), ("test", test)):
+        warnings += _duplicates(word, items, train)
     labels = {name: label for label, name in enumerate(classes)}
 
-    def items(split: str) -> list[Item]:
-        return [
-            Item(path, path.relative_to(source.root).as_posix(), labels[name])
-            for name in classes
-            for path in used.get(split, {}).get(name, [])
-        ]
+    def items_of(files: Sequence[_Found]) -> list[Item]:
+        return [Item(f.path, f.file, labels[f.class_name]) for f in sorted(files, key=lambda f: f.file)]
 
-    for split in ("val", "test"):
-        for name in _ordered(used.get(split, {})):
-            if name not in labels and used[split][name]:
-                skipped += [
-                    Skipped(path.relative_to(source.root).as_posix(), "class_not_in_training")
-                    for path in used[split][name]
-                ]
-                warnings.append(f"class '{name}' is in {split} but not in training; its images are left out")
-    train, val, test = items(trained), items("val"), items("test")
-    digests = _digests([*train, *val])
-    if val:
-        present = {item.label for item in val}
-        warnings += [f"no validation image for {name}" for name in classes if labels[name] not in present]
-    else:
-        train, val, alone = _split(train, digests, len(classes), seed, val_percent)
-        warnings += [
-            f"class '{classes[label]}' has one image, so it cannot be in both training and validation"
-            for label in alone
-        ]
-    if not val:
-        raise DataError(f"'{source.spec}' leaves no image for validation.", fix="Give at least two images to a class.")
-    duplicates = _across(train, val, digests)
-    if duplicates:
-        are = "image is" if len(duplicates) == 1 else "images are"
-        warnings.append(f"{len(duplicates)} validation {are} byte for byte in training")
-    warnings += _contradictions([*train, *val], digests, classes)
-    return Dataset(classes, train, val, test, skipped, tree.ignored, warnings, duplicates)
+    skipped = sorted([*source.skipped, *reading.skip_strays()], key=lambda item: item.file)
+    return Dataset(
+        classes,
+        items_of(train),
+        items_of(val),
+        items_of(test),
+        skipped,
+        sorted(reading.ignored),
+        warnings,
+        "report" if skipped or warnings else "ok",
+    )
 
 
-def _walk(root: Path) -> _Tree:
-    ignored: list[str] = []
-    base = root
-    while True:
-        folders, files = _entries(base, root, ignored)
-        splits = _split_folders(folders)
-        if splits or not folders:
-            break
-        if any(path.suffix.lower() in _PICTURES for path in files) or len(folders) > 1:
-            break
-        inner, _ = _entries(folders[0], root, [])
-        if not inner:
-            break
-        ignored += [_name(path, root) for path in files]
-        base = folders[0]
-    ignored += [_name(path, root) for path in files]
-    found: dict[str, dict[str, list[Path]]] = {}
-    empty: list[str] = []
-    for split, folder in splits.items() if splits else [("", base)]:
-        top = folder
-        while True:
-            folders, stray = _entries(top, root, ignored)
-            if len(folders) != 1 or not splits or not _entries(folders[0], root, [])[0]:
-                break
-            top = folders[0]
-        if splits:
-            ignored += [_name(path, root) for path in stray]
-        classes: dict[str, list[Path]] = defaultdict(list)
-        for child in folders:
-            paths = _all_files(child, root, ignored)
-            name = unicodedata.normalize("NFC", child.name)
-            if paths:
-                classes[name] += paths
-            elif name not in empty:
-                empty.append(name)
-        found[split] = dict(classes)
-    if splits and "train" not in found:
-        found[""] = found.pop("val", None) or found.pop("test")
-    return _Tree(found, empty, sorted(set(ignored)))
+class _Reading:
+    """One pass over a folder: what was skipped and ignored so far, and what no class has claimed."""
+
+    def __init__(self, source: Source) -> None:
+        self.root = source.root
+        self.top = _look_through(source.root)
+        self.skipped: list[Skipped] = []
+        self.ignored: list[str] = []
+        self._unclaimed = set()
+        for path, is_hidden in _walk(source.root):
+            if is_hidden:
+                self.ignored.append(self._name(path))
+            else:
+                self._unclaimed.add(path)
+
+    def read_classes(self, folder: Path) -> dict[str, list[_Found]]:
+        """Class name to its usable images, for each class folder below `folder` (wrappers looked through)."""
+        folder = _look_through(folder)
+        names = {child: child.name for child in _subfolders(folder)}
+        paths = [(path, name) for child, name in names.items() for path, hidden in _walk(child) if not hidden]
+        self._unclaimed.difference_update(path for path, _ in paths)
+        found: dict[str, list[_Found]] = {name: [] for name in names.values()}
+        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="scan") as pool:
+            probed = pool.map(_probe, [path for path, _ in paths])
+            for (path, name), (why, digest) in zip(paths, probed, strict=True):
+                if why == "":
+                    found[name].append(_Found(path, self._name(path), name, digest))
+                elif why == "not_a_picture":
+                    self.ignored.append(self._name(path))
+                else:
+                    self.skipped.append(Skipped(self._name(path), why))
+        return found
+
+    def keep_known(
+        self, split: str, by_class: dict[str, list[_Found]], classes: list[str], warnings: list[str]
+    ) -> list[_Found]:
+        """The images of the training classes; those of other classes are skipped with a warning."""
+        kept = []
+        for name, files in by_class.items():
+            if name in classes:
+                kept += files
+            elif files:
+                warnings.append(f"class '{name}' has no training image, so its {split} images are left out")
+                self.skipped += [Skipped(file.file, "unknown_class") for file in files]
+        return kept
+
+    def skip_strays(self) -> list[Skipped]:
+        """All that was skipped, with the pictures that lie in no class folder; other strays are ignored."""
+        for path in self._unclaimed:
+            if path.suffix[1:].lower() in _PICTURES | _UNSUPPORTED:
+                self.skipped.append(Skipped(self._name(path), "outside_class"))
+            else:
+                self.ignored.append(self._name(path))
+        self._unclaimed.clear()
+        return self.skipped
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
 
 
-def _split_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    named = {_SPLITS[key]: path for path in folders if (key := path.name.lower().replace("-", "_")) in _SPLITS}
-    return named if "train" in named or len(named) > 1 or (named and len(named) == len(folders)) else {}
-
-
-def _entries(folder: Path, root: Path, ignored: list[str]) -> tuple[list[Path], list[Path]]:
-    folders, files = [], []
-    for entry in sorted(os.scandir(folder), key=lambda item: item.name):
-        path = Path(entry.path)
-        if _is_system(entry.name):
-            ignored += _files_below(path, root) if entry.is_dir(follow_symlinks=False) else [_name(path, root)]
-        elif entry.is_symlink() and not _stays_inside(path, root):
-            ignored.append(_name(path, root))
-        elif entry.is_dir():
-            folders.append(path)
-        elif entry.is_file():
-            files.append(path)
-    return folders, files
-
-
-def _all_files(folder: Path, root: Path, ignored: list[str]) -> list[Path]:
-    folders, files = _entries(folder, root, ignored)
-    for child in folders:
-        if not child.is_symlink():
-            files += _all_files(child, root, ignored)
-    pictures = []
-    for path in files:
-        suffix = path.suffix.lower()
-        if suffix in _PICTURES or suffix in _UNREADABLE or _looks_like_picture(path):
-            pictures.append(path)
-        else:
-            ignored.append(_name(path, root))
-    return pictures
-
-
-def _looks_like_picture(path: Path) -> bool:
-    try:
-        load_rgb(path)
-    except UnusableImage as error:
-        return error.why in ("truncated", "too_large", "damaged") and path.suffix == ""
-    return True
-
-
-def _is_system(name: str) -> bool:
+def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name.lower() in _SYSTEM
 
 
-def _stays_inside(path: Path, root: Path) -> bool:
-    target = path.resolve()
-    return target.is_relative_to(root.resolve()) and not path.absolute().is_relative_to(target)
-
-
-def _files_below(folder: Path, root: Path) -> list[str]:
-    return [_name(path, root) for path in sorted(folder.rglob("*")) if path.is_file()]
-
-
-def _name(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix()
-
-
-def _usable(
-    root: Path, tree: _Tree, progress: Callable[[int, int], None] | None
-) -> tuple[dict[str, dict[str, list[Path]]], list[Skipped]]:
-    paths = [path for classes in tree.files.values() for files in classes.values() for path in files]
-    reasons: dict[Path, str | None] = {}
-    with ThreadPoolExecutor(max_workers=min(8, (os.cpu_count() or 1) + 1)) as pool:
-        for count, (path, why) in enumerate(zip(paths, pool.map(_reason, paths), strict=True), start=1):
-            reasons[path] = why
-            if progress:
-                progress(count, len(paths))
-    skipped = [Skipped(_name(path, root), why) for path, why in reasons.items() if why]
-    used = {
-        split: {name: [path for path in files if not reasons[path]] for name, files in classes.items()}
-        for split, classes in tree.files.items()
-    }
-    return used, skipped
-
-
-def _reason(path: Path) -> str | None:
-    if path.suffix.lower() in _UNREADABLE:
-        return "unsupported_format"
+def _subfolders(folder: Path) -> list[Path]:
     try:
-        load_rgb(path)
-    except UnusableImage as error:
-        return error.why
-    except OSError:
-        return "not_readable"
-    return None
+        children = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"'{folder}' can't be read: {error.strerror}.", fix="Check its permissions.") from error
+    return [c for c in children if not _is_hidden(c.name) and c.is_dir() and not c.is_symlink()]
 
 
-def _ordered(names: Any) -> list[str]:
-    """By number where all names are numbers, else by text."""
-    names = list(names)
-    if all(re.fullmatch(r"\d+", name) for name in names):
-        return sorted(names, key=lambda name: (int(name), name))
-    return sorted(names)
+def _walk(folder: Path, is_hidden: bool = False) -> Iterator[tuple[Path, bool]]:
+    for parent, folders, files in os.walk(folder):
+        folders.sort()
+        below = Path(parent).relative_to(folder).parts
+        hidden = is_hidden or any(map(_is_hidden, below))
+        for name in sorted(files):
+            yield Path(parent) / name, hidden or _is_hidden(name)
 
 
-def _digests(items: list[Item]) -> dict[Path, str]:
-    """Content digests of the files that share their size with another; the rest are unique by size."""
-    sizes = {item.path: item.path.stat().st_size for item in items}
-    shared = Counter(sizes.values())
-    return {
-        path: hashlib.sha256(path.read_bytes()).hexdigest() if shared[size] > 1 else f"size-{size}"
-        for path, size in sizes.items()
-    }
+def _look_through(folder: Path) -> Path:
+    while len(below := _subfolders(folder)) == 1 and _subfolders(below[0]):
+        folder = below[0]
+    return folder
+
+
+def _split_folders(top: Path) -> dict[str, Path]:
+    folders = _subfolders(top)
+    found: dict[str, Path] = {}
+    for split, names in _SPLIT_NAMES.items():
+        for folder in folders:
+            if folder.name.lower() in names and _subfolders(folder):
+                found.setdefault(split, folder)
+    # 'train' beside 'car' is a class of vehicles
+    if len(found) >= 2 and ("train" in found or len(found) == len(folders)):
+        return found
+    return {}
+
+
+def _class_names(by_class: dict[str, list[_Found]], warnings: list[str]) -> list[str]:
+    warnings += [f"class '{name}' has no image" for name in sorted(by_class) if not by_class[name]]
+    names = sorted(name for name, files in by_class.items() if files)
+    if all(name.isascii() and name.isdecimal() for name in names):
+        names.sort(key=int)
+    return names
+
+
+def _missing(files: Sequence[_Found], classes: list[str]) -> list[str]:
+    present = {file.class_name for file in files}
+    return [f"no validation image for {name}" for name in classes if name not in present]
+
+
+def _duplicates(word: str, files: Sequence[_Found], train: Sequence[_Found]) -> list[str]:
+    first = {file.digest: file.file for file in reversed(train)}
+    pairs = [f"{file.file} is {first[file.digest]}" for file in files if file.digest in first]
+    if not pairs:
+        return []
+    shown = ", ".join(pairs[:10]) + (f" and {len(pairs) - 10} more" if len(pairs) > 10 else "")
+    subject = f"1 {word} image is" if len(pairs) == 1 else f"{len(pairs)} {word} images are"
+    return [f"{subject} byte for byte in training: {shown}"]
 
 
 def _split(
-    items: list[Item], digests: dict[Path, str], num_classes: int, seed: int, val_percent: int
-) -> tuple[list[Item], list[Item], list[int]]:
-    """Stratified by class; identical files stay on one side; a class with one image is in training."""
-    rng = random.Random(seed)
-    labels_of: dict[str, set[int]] = defaultdict(set)
-    for item in items:
-        labels_of[digests[item.path]].add(item.label)
-    train: list[Item] = []
-    val: list[Item] = []
-    alone = []
-    for label in range(num_classes):
-        groups: dict[str, list[Item]] = defaultdict(list)
-        count = 0
-        for item in items:
-            if item.label == label:
-                groups[digests[item.path]].append(item)
-                count += 1
-        if count == 1:
-            alone.append(label)
-        wanted = max(1, round(count * val_percent / 100)) if len(groups) > 1 else 0
-        order = sorted(groups)
-        rng.shuffle(order)
-        taken: list[Item] = []
-        for digest in order:
-            group = groups[digest]
-            fits = len(taken) + len(group) <= wanted and len(taken) + len(group) < count
-            if fits and len(labels_of[digest]) == 1:
-                taken += group
-            else:
-                train += group
-        val += taken
-    return sorted(train, key=lambda item: (item.label, item.file)), val, alone
+    files: Sequence[_Found], classes: list[str], seed: int, val_percent: int, warnings: list[str]
+) -> tuple[list[_Found], list[_Found]]:
+    groups: dict[str, list[_Found]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.file):
+        groups[file.digest].append(file)
+    val: list[_Found] = []
+    for name in classes:
+        total = sum(file.class_name == name for file in files)
+        if total == 1:
+            warnings.append(f"class '{name}' has one image, so it cannot be in both training and validation")
+            continue
+        # bytes that two classes share stay in training
+        own = [group for group in groups.values() if all(file.class_name == name for file in group)]
+        random.Random(f"{seed} {name}").shuffle(own)
+        wanted = min(max(round(total * val_percent / 100), 1), total - 1)
+        chosen: list[_Found] = []
+        for group in own:
+            if len(chosen) + len(group) <= wanted or (not chosen and len(group) < total and group is own[-1]):
+                chosen += group
+        if not chosen:
+            warnings.append(f"no validation image for {name}")
+        val += chosen
+    in_val = {file.file for file in val}
+    return [file for file in files if file.file not in in_val], val
 
 
-def _across(train: list[Item], val: list[Item], digests: dict[Path, str]) -> list[list[str]]:
-    trained = {digests[item.path]: item.file for item in reversed(train)}
-    return [[trained[digests[item.path]], item.file] for item in val if digests[item.path] in trained]
+def _probe(path: Path) -> tuple[str, str]:
+    """Why the file can't be used ("" where it can, not_a_picture where it is no matter), and its digest."""
+    extension = path.suffix[1:].lower()
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return "unreadable", ""
+    if not content:
+        return ("zero_bytes" if extension in _PICTURES | _UNSUPPORTED else "not_a_picture"), ""
+    try:
+        with Image.open(io.BytesIO(content)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return "too_large", ""
+            if image.format in _NEEDS_A_PROGRAM:
+                return "unsupported_format", ""
+            image.load()
+    except Image.DecompressionBombError:
+        return "too_large", ""
+    except UnidentifiedImageError:
+        return _unidentified(content, extension), ""
+    except Exception:  # decoders meet damaged bytes with errors of many kinds
+        return ("truncated" if extension in _PICTURES or _MAGIC.match(content) else "not_a_picture"), ""
+    return "", hashlib.sha256(content).hexdigest()
 
 
-def _contradictions(items: list[Item], digests: dict[Path, str], classes: list[str]) -> list[str]:
-    by_digest: dict[str, list[Item]] = defaultdict(list)
-    for item in items:
-        by_digest[digests[item.path]].append(item)
-    return [
-        f"the same picture has different labels: {', '.join(f'{item.file} ({classes[item.label]})' for item in group)}"
-        for group in by_digest.values()
-        if len({item.label for item in group}) > 1
-    ]
+def _unidentified(content: bytes, extension: str) -> str:
+    if extension in _UNSUPPORTED or content[4:12] in (b"ftypheic", b"ftypheix", b"ftypmif1"):
+        return "unsupported_format"
+    if extension in _PICTURES:
+        return "truncated" if _MAGIC.match(content) else "not_an_image"
+    return "not_a_picture"

@@ -1,26 +1,31 @@
-"""Where images come from: a folder, a zip, or a set that ships with the product."""
+"""Where images come from: a folder, a zip that is unpacked once, or a built-in data set."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
+import stat
 import tempfile
 import zipfile
-from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
 
+from core.data.builtin import BUILTIN, builtin_zip
 from core.errors import DataError
 
-BUILTIN = {"fashion-mnist": Path(__file__).parents[1] / "builtin" / "fashion-mnist-1400.zip"}
-MAX_UNPACKED_BYTES = 100 * 2**30
-MAX_RATIO = 1000
-_BIG_ENTRY_BYTES = 256 * 2**20
+MAX_UNPACKED_BYTES = 50 * 2**30
+MAX_RATIO = 200
+"""A zip that unpacks to over 1 GiB may grow by this factor at most."""
+_UTF8_FLAG, _ENCRYPTED_FLAG = 0x800, 0x1
+_REMOTE = re.compile(r"(torchvision|imagenetv2|hf)(:|$)")
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """A file that is not used, and why, as one word."""
+    """A file that is not used, by its name relative to the data's root (or in the zip), and why."""
 
     file: str
     why: str
@@ -28,112 +33,123 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Source:
-    """A folder of images on this machine.
-
-    `skipped` holds what was left out before it reached the folder, by its name in the archive.
-    """
+    """A folder of images on disk, and what of the original did not get there."""
 
     spec: str
     root: Path
-    skipped: list[Skipped] = field(default_factory=list)
+    skipped: tuple[Skipped, ...] = ()
 
 
 def open_source(spec: str, home: Path) -> Source:
-    """Find the data, unpacking an archive once under `home`.
-
-    Args:
-        spec: a folder, a .zip file, or builtin:NAME.
+    """The folder that a data SPEC stands for; a zip is unpacked below `home` the first time.
 
     Raises:
-        DataError: there is nothing of that name, or the archive can't be read.
+        DataError: there is no such folder, zip or data set, or the zip can't be unpacked safely.
     """
     if spec.startswith("builtin:"):
-        name = spec.removeprefix("builtin:")
-        if name not in BUILTIN:
-            raise DataError(f"There is no built-in data set '{name}'.", fix=f"Choose one of {', '.join(BUILTIN)}.")
-        return _open_zip(spec, BUILTIN[name], home)
+        return _open_zip(spec, builtin_zip(spec.removeprefix("builtin:")), home)
     path = Path(spec).expanduser()
     if path.is_dir():
         return Source(spec, path.resolve())
     if path.is_file():
-        if zipfile.is_zipfile(path):
-            return _open_zip(spec, path.resolve(), home)
-        raise DataError(f"'{spec}' is neither a folder nor a zip file.", fix="Give a folder of class folders or a .zip.")
-    raise DataError(f"There is no data at '{spec}'.", fix="Give a folder, a .zip file, or builtin:fashion-mnist.")
+        if not zipfile.is_zipfile(path):
+            raise DataError(f"'{spec}' is neither a folder nor a readable .zip.", fix="Give a folder or a .zip file.")
+        return _open_zip(spec, path, home)
+    if _REMOTE.match(spec):
+        raise DataError(
+            f"'{spec}' can't be fetched by this version.",
+            fix=f"Download it and give its folder or .zip, or choose builtin:{next(iter(BUILTIN))}.",
+        )
+    raise DataError(
+        f"There is no folder or .zip '{spec}'.", fix="Check the path; a built-in set is written builtin:NAME."
+    )
 
 
 def _open_zip(spec: str, path: Path, home: Path) -> Source:
-    status = path.stat()
-    digest = hashlib.sha256(f"{path}|{status.st_size}|{status.st_mtime_ns}".encode()).hexdigest()[:16]
-    target = home / "data" / f"{path.stem}-{digest}"
     try:
-        with zipfile.ZipFile(path) as archive:
-            entries, skipped = _checked_entries(archive)
-            if not target.is_dir():
-                _unpack(archive, entries, target)
-    except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
-        raise DataError(f"The zip '{spec}' can't be read: {error}.", fix="Make or download it anew.") from error
-    return Source(spec, target, skipped)
+        with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
+            digest = hashlib.file_digest(raw, "sha256").hexdigest()[:16]
+            entries, skipped = _plan(archive)
+            folder = home.resolve() / "data" / f"{path.stem}-{digest}"
+            if not folder.is_dir():
+                _check_size(spec, path, entries, home)
+                _unpack(archive, entries, folder)
+    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError) as error:
+        raise DataError(f"'{spec}' can't be unpacked: {error}.", fix="Make the .zip anew, or give a folder.") from error
+    return Source(spec, folder, tuple(skipped))
 
 
-def _checked_entries(archive: zipfile.ZipFile) -> tuple[list[tuple[zipfile.ZipInfo, PurePosixPath]], list[Skipped]]:
-    entries, skipped, total = [], [], 0
-    names = _decoded_names(archive)
-    for info in archive.infolist():
-        name = names[info.orig_filename]
-        path = PurePosixPath(name.replace("\\", "/"))
-        is_link = (info.external_attr >> 16) & 0o170000 == 0o120000
-        if path.is_absolute() or ".." in path.parts or ":" in (path.parts[0] if path.parts else "") or is_link:
+def _plan(archive: zipfile.ZipFile) -> tuple[list[tuple[zipfile.ZipInfo, str]], list[Skipped]]:
+    infos = archive.infolist()
+    encoding = _name_encoding([info for info in infos if not info.flag_bits & _UTF8_FLAG])
+    entries, skipped = [], []
+    for info in infos:
+        name = info.orig_filename
+        if not info.flag_bits & _UTF8_FLAG:
+            name = name.encode("cp437").decode(encoding)
+        target = _safe_name(name)
+        if target is None or stat.S_ISLNK(info.external_attr >> 16):
             skipped.append(Skipped(name, "unsafe_path"))
-            continue
-        if info.is_dir() or name.endswith("\\"):
-            continue
-        if info.file_size > _BIG_ENTRY_BYTES and info.file_size > MAX_RATIO * max(info.compress_size, 1):
-            skipped.append(Skipped(name, "too_large"))
-            continue
-        total += info.file_size
-        entries.append((info, path))
-    if total > MAX_UNPACKED_BYTES:
-        raise DataError(
-            f"The zip would unpack to {total / 2**30:.0f} GiB.", fix="Unpack it yourself and give the folder."
-        )
+        elif info.flag_bits & _ENCRYPTED_FLAG:
+            skipped.append(Skipped(name, "encrypted"))
+        elif target:
+            entries.append((info, target + "/" * name.endswith(("/", "\\"))))
     return entries, skipped
 
 
-def _decoded_names(archive: zipfile.ZipFile) -> dict[str, str]:
-    """Names by their raw form: flagged ones are UTF-8; the others are UTF-8, else cp932, else cp437."""
-    infos = archive.infolist()
-    raw = [info.orig_filename.encode("cp437") for info in infos if not info.flag_bits & 0x800]
-    encoding = next((code for code in ("utf-8", "cp932") if all(_decodes(name, code) for name in raw)), "cp437")
-    return {
-        info.orig_filename: info.orig_filename
-        if info.flag_bits & 0x800
-        else info.orig_filename.encode("cp437").decode(encoding)
-        for info in infos
-    }
-
-
-def _decodes(name: bytes, encoding: str) -> bool:
-    try:
-        name.decode(encoding)
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _unpack(archive: zipfile.ZipFile, entries: list[tuple[zipfile.ZipInfo, PurePosixPath]], target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".unpacking-", dir=target.parent))
-    try:
-        for info, path in entries:
-            file = temporary.joinpath(*path.parts)
-            file.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(info) as packed, file.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
+def _name_encoding(infos: list[zipfile.ZipInfo]) -> str:
+    # macOS writes UTF-8 without the flag, a Japanese Windows writes cp932; cp437 is what the format says
+    names = [info.orig_filename.encode("cp437") for info in infos]
+    for encoding in ("utf-8", "cp932"):
         try:
-            os.rename(temporary, target)
+            for name in names:
+                name.decode(encoding)
+        except UnicodeDecodeError:
+            continue
+        return encoding
+    return "cp437"
+
+
+def _safe_name(name: str) -> str | None:
+    name = name.replace("\\", "/")
+    parts = [part for part in name.split("/") if part not in ("", ".")]
+    if name.startswith("/") or ".." in parts or "\0" in name or re.match(r"[A-Za-z]:", name):
+        return None
+    return "/".join(parts)
+
+
+def _check_size(spec: str, path: Path, entries: list[tuple[zipfile.ZipInfo, str]], home: Path) -> None:
+    total = sum(info.file_size for info, _ in entries)
+    if total > MAX_UNPACKED_BYTES or (total > 2**30 and total > MAX_RATIO * path.stat().st_size):
+        raise DataError(
+            f"'{spec}' would unpack to {total / 2**30:.1f} GiB, which is over the limit.",
+            fix="Unpack it yourself and give the folder.",
+        )
+    home.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(home).free
+    if total > free:
+        raise DataError(
+            f"'{spec}' unpacks to {total / 2**30:.1f} GiB, and {home} has {free / 2**30:.1f} GiB left.",
+            fix="Free some space, or choose another --home.",
+        )
+
+
+def _unpack(archive: zipfile.ZipFile, entries: list[tuple[zipfile.ZipInfo, str]], folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unpacking-"))
+    try:
+        for info, name in entries:
+            target = temporary / name
+            if name.endswith("/"):
+                target.mkdir(parents=True, exist_ok=True)
+                continue
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(info) as packed, target.open("wb") as out:
+                shutil.copyfileobj(packed, out, 2**20)
+        try:
+            os.rename(temporary, folder)
         except OSError:
-            if not target.is_dir():
+            if not folder.is_dir():
                 raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
