@@ -193,7 +193,7 @@ def device_cards() -> dict[str, str]:
 
 
 def _card(kind: str, title: str, words: str, is_available: bool, chosen: str) -> None:
-    with st.container(border=True, width=210, height="stretch", gap="small"):
+    with st.container(border=True, width=210, gap="small"):
         st.markdown(f"**{title}**" if is_available else f":gray[**{title}**]")
         st.caption(words)
         is_chosen = kind == chosen
