@@ -1,0 +1,1 @@
+"""From a data SPEC to batches: sources, scan, cache, loader."""

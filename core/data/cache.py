@@ -108,7 +108,6 @@ def _build(
                 pool.shutdown(cancel_futures=True)
                 raise
         packed.flush()
-        del packed
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)

@@ -26,10 +26,16 @@ _SPLIT_NAMES = {
     "test": {"test", "testing", "testset", "test_set"},
 }
 _SYSTEM = {"__macosx", "__pycache__", "@eadir", "$recycle.bin", "system volume information", "thumbs.db", "desktop.ini"}
-_UNSUPPORTED = set(
-    "svg svgz heic heif raw dng cr2 cr3 nef nrw arw srf sr2 orf rw2 raf pef psd psb xcf ai eps wmf emf jxl pdf".split()
-)
-_PICTURES = set("jpg jpeg jpe jfif png apng gif bmp dib tif tiff webp avif jp2 j2k ico ppm pgm pbm pnm tga".split())
+# fmt: off
+_UNSUPPORTED = {
+    "svg", "svgz", "heic", "heif", "raw", "dng", "cr2", "cr3", "nef", "nrw", "arw", "srf", "sr2", "orf", "rw2",
+    "raf", "pef", "psd", "psb", "xcf", "ai", "eps", "wmf", "emf", "jxl", "pdf",
+}
+_PICTURES = {
+    "jpg", "jpeg", "jpe", "jfif", "png", "apng", "gif", "bmp", "dib", "tif", "tiff", "webp", "avif", "jp2",
+    "j2k", "ico", "ppm", "pgm", "pbm", "pnm", "tga",
+}
+# fmt: on
 _NEEDS_A_PROGRAM = {"EPS", "WMF", "PDF"}
 _MAGIC = re.compile(rb"\xff\xd8\xff|\x89PNG|GIF8|BM|II\*\0|MM\0\*|RIFF....WEBP", re.DOTALL)
 
@@ -102,7 +108,7 @@ def scan(source: Source, *, seed: int, val_percent: int) -> Dataset:
         DataError: fewer than two classes, or no image for validation.
     """
     reading = _Reading(source)
-    folders = _split_folders(_look_through(source.root))
+    folders = _split_folders(reading.top)
     if folders and "train" not in folders:
         raise DataError(
             f"'{source.spec}' has {' and '.join(folders)} folders but none for training.", fix="Add a folder train."
@@ -219,11 +225,11 @@ def _subfolders(folder: Path) -> list[Path]:
     return [c for c in children if not _is_hidden(c.name) and c.is_dir() and not c.is_symlink()]
 
 
-def _walk(folder: Path, is_hidden: bool = False) -> Iterator[tuple[Path, bool]]:
+def _walk(folder: Path) -> Iterator[tuple[Path, bool]]:
     for parent, folders, files in os.walk(folder):
         folders.sort()
         below = Path(parent).relative_to(folder).parts
-        hidden = is_hidden or any(map(_is_hidden, below))
+        hidden = any(map(_is_hidden, below))
         for name in sorted(files):
             yield Path(parent) / name, hidden or _is_hidden(name)
 
