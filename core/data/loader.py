@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from core.config import Augmentation
 from core.data.augment import crop_margin, draw_views, reflected
 
-PAD_LABEL = -100
+PADDING_LABEL = -100
 T = TypeVar("T")
 
 
 @dataclass
 class Batch:
-    """images (batch, 3, height, width) uint8; labels (batch,) int64, `PAD_LABEL` from `num_real` on."""
+    """images (batch, 3, height, width) uint8; labels (batch,) int64, `PADDING_LABEL` from `num_real` on."""
 
     images: torch.Tensor
     labels: torch.Tensor
@@ -96,7 +96,7 @@ class BatchLoader:
             else:
                 view = image[np.ix_(self._index[top : top + size], self._index[left : left + size])]
             pixels[place] = view[:, ::-1] if mirror else view
-        labels = np.full(self.batch_size, PAD_LABEL, dtype=np.int64)
+        labels = np.full(self.batch_size, PADDING_LABEL, dtype=np.int64)
         labels[: len(chosen)] = self._labels[chosen]
         images = torch.from_numpy(pixels.view(np.uint8).reshape(self.batch_size, size, size, 3))
         return Batch(images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels), len(chosen))
