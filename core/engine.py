@@ -17,7 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from core.config import RunConfig
-from core.data.loader import PAD_LABEL, Batch
+from core.data.loader import PADDING_LABEL, Batch
 from core.devices.base import Device
 from core.errors import TrainingError
 from core.events import EpochEnded, Event, PhaseChanged, Phases, StepLogged
@@ -258,7 +258,7 @@ def evaluate(task: Task, timer: PhaseTimer) -> Figures:
         for batch in batches:
             images, labels = device.place_batch(batch.images, batch.labels)
             logits = task.logits(images)
-            loss_sum = functional.cross_entropy(logits, labels, ignore_index=PAD_LABEL, reduction="sum")
+            loss_sum = functional.cross_entropy(logits, labels, ignore_index=PADDING_LABEL, reduction="sum")
             sums.add(loss_sum, logits, labels, batch.num_real)
             device.flush()
         device.wait()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from core.config import make_config
-from core.data.loader import PAD_LABEL
+from core.data.loader import PADDING_LABEL
 from core.devices import open_device
 from core.engine import Task, evaluate, fit
 from core.errors import TrainingError
@@ -46,7 +46,7 @@ class FixedLoader:
             self.batches.append(
                 FixedBatch(
                     torch.cat([part, part[:1].expand(pad, -1, -1, -1)]),
-                    torch.cat([names, torch.full((pad,), PAD_LABEL)]),
+                    torch.cat([names, torch.full((pad,), PADDING_LABEL)]),
                     len(part),
                 )
             )
@@ -177,5 +177,5 @@ def test_xla_compiles_one_training_and_one_evaluation_program():
 
 def test_top_k_is_capped_and_a_pad_label_never_counts():
     logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
-    assert top_k_correct(logits, torch.tensor([0, PAD_LABEL]), k=5).item() == 1
+    assert top_k_correct(logits, torch.tensor([0, PADDING_LABEL]), k=5).item() == 1
     assert top_k_correct(logits, torch.tensor([1, 1]), k=1).item() == 1
