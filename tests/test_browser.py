@@ -17,7 +17,10 @@ from core.store import Store
 from tests.browser import CHROMIUM, chromium_page, dashboard
 
 HAS_CHROMIUM = Path(CHROMIUM).exists()
-pytestmark = pytest.mark.skipif(not HAS_CHROMIUM and os.environ.get("CI") != "true", reason=f"{CHROMIUM} is not there")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not HAS_CHROMIUM and os.environ.get("CI") != "true", reason=f"{CHROMIUM} is not there"),
+]
 POINTS = """() => Math.max(0,
   ...[...document.querySelectorAll('.run-chart .js-plotly-plot')].map(plot => plot.data[0].x.length))"""
 WAIT_MS = 30_000
