@@ -169,12 +169,20 @@ def model_caption(name: str, models: dict[str, dict[str, Any]]) -> str:
     if model is None:
         return ":orange[No model of this name is known.]"
     parts = []
-    if model["params"]:
-        parts.append(f"{model['params'] / 1e6:.1f} M parameters")
+    if num_params := model["params"] or _num_params(name):
+        parts.append(f"{num_params / 1e6:.1f} M parameters")
     if model["image_size"]:
         parts.append(f"{model['image_size']} px")
     parts.append(WEIGHTS_WORDS.get(model["weights"], model["weights"]))
     return " · ".join(parts)
+
+
+@st.cache_data(show_spinner=False)
+def _num_params(name: str) -> int | None:
+    """Counting means building the model without its weights, so it is done for the chosen one alone."""
+    from core.models.catalogue import count_params
+
+    return count_params(name)
 
 
 def device_cards() -> dict[str, str]:

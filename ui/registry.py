@@ -99,6 +99,8 @@ def _entry() -> Any:
 def _load_libraries() -> None:
     for name in ("torch", "torchvision", "timm", "plotly.graph_objects"):
         importlib.import_module(name)
+    # the first listing takes seconds, which nobody should wait for on the Train page
+    importlib.import_module("core.models.catalogue").list_models()
     # what the libraries made stays for good: out of the collector's sight, a collection takes 5 ms and not 200
     gc.collect()
     gc.freeze()
