@@ -118,16 +118,16 @@ def _train(arguments: argparse.Namespace) -> int:
         print(config.model_dump_json() if arguments.json else config.model_dump_json(indent=1))
         return 0
     from core.analysis.summary import summarise
-    from core.data.sources import open_source
-    from core.devices import resolve_kind
+    from core.data.sources import locate
+    from core.devices import check_precision, resolve_kind
     from core.models.catalogue import resolve
     from core.progress import ProgressBar
-    from core.store import default_home
     from core.worker import train_run
 
     kind = resolve_kind(config.device)
+    check_precision(kind, config.precision)
     resolve(config.model)
-    open_source(config.data, arguments.home or default_home())
+    locate(config.data)
     store = _store(arguments)
     run_id = store.create_run(config, name=arguments.name, own=True)
     interrupted = False

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from core.devices import resolve_kind
+from core.devices import check_precision, resolve_kind
 from core.devices.xla import initialise, xla_info
 from core.engine import fit
 from core.errors import AppError, StoreError
@@ -118,6 +118,7 @@ def train_run(
     started = time.perf_counter()
     try:
         kind = resolve_kind(config.device)
+        check_precision(kind, config.precision)
     except AppError as error:
         store.append_events(run_id, [(time.time(), _ended("failed", 0.0, Phases(), error))])
         store.end_run(run_id, "failed")
@@ -161,11 +162,11 @@ def _train(store: Store, run_id: str, kind: str, started: float, pulse: Pulse) -
 
 def _ended(state: str, total_s: float, phases: Phases, error: Exception) -> RunEnded:
     if isinstance(error, AppError):
-        reason, fix = error.problem, error.fix
+        reason, fix, text = error.problem, error.fix, ""
     else:
         line = (str(error).strip().splitlines() or [""])[0]
-        reason, fix = f"{type(error).__name__}: {line}", "The traceback below says where it happened."
-    text = "".join(traceback.format_exception(error))
+        reason, fix = f"{type(error).__name__}: {line}", "The traceback says where it happened."
+        text = "".join(traceback.format_exception(error))
     # a kept traceback would keep the device's memory
     error.__traceback__ = None
     phases += Phases(other_s=total_s - phases.total_s())

@@ -37,8 +37,7 @@ def data_options() -> list[str]:
     return list(dict.fromkeys([*forms.BUILT_IN_DATA, *used]))
 
 
-def draw_form(problems: dict[str, str]) -> dict[str, str]:
-    """The sections; returns the reason of each device kind that is not available."""
+def draw_form(problems: dict[str, str]) -> None:
     with st.container(border=True):
         st.subheader("Data", anchor=False)
         forms.field("data", problems, options=data_options())
@@ -60,7 +59,7 @@ def draw_form(problems: dict[str, str]) -> dict[str, str]:
         forms.field("trainable", problems)
     with st.container(border=True):
         st.subheader("Device", anchor=False)
-        unavailable = forms.device_cards()
+        forms.device_cards()
         columns = st.columns(2)
         with columns[0]:
             forms.field("precision", problems)
@@ -69,7 +68,6 @@ def draw_form(problems: dict[str, str]) -> dict[str, str]:
     with st.container(border=True):
         st.subheader("Hyperparameters", anchor=False)
         draw_hyperparameters(problems)
-    return unavailable
 
 
 def draw_hyperparameters(problems: dict[str, str]) -> None:
@@ -89,7 +87,7 @@ def draw_hyperparameters(problems: dict[str, str]) -> None:
                 forms.field(name, problems)
 
 
-def draw_start(values: dict[str, Any], problems: dict[str, str], unavailable: dict[str, str]) -> None:
+def draw_start(values: dict[str, Any], problems: dict[str, str]) -> None:
     config = None if problems else RunConfig(**values)
     with st.container(border=True):
         st.subheader("This run", anchor=False)
@@ -98,9 +96,9 @@ def draw_start(values: dict[str, Any], problems: dict[str, str], unavailable: di
             for name, words in problems.items()
         ]
         if data := forms.data_problem(values["data"]):
-            reasons.append(f"Data: {data}")
-        if values["device"] in unavailable:
-            reasons.append(f"Device {values['device']}: {unavailable[values['device']]}")
+            reasons.append(data)
+        if config and (problem := forms.device_problem(config)):
+            reasons.append(problem)
         if config:
             st.caption("Learning rate")
             st.plotly_chart(forms.schedule_figure(config), key="lr_preview", config={"displayModeBar": False})
@@ -124,6 +122,6 @@ forms.preset_choice()
 problems = field_errors(forms.values())
 left, right = st.columns([3, 2], gap="medium")
 with left:
-    unavailable = draw_form(problems)
+    draw_form(problems)
 with right:
-    draw_start(forms.values(), problems, unavailable)
+    draw_start(forms.values(), problems)

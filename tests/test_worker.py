@@ -100,7 +100,17 @@ def test_a_failure_is_kept_with_its_reason_and_the_next_run_works(store: Store, 
         worker.shutdown(30)
     assert store.get_run(bad).state == "failed" and store.get_run(good).state == "finished"
     failed = store.events(bad, kinds=["RunEnded"])[-1].payload
-    assert "nothing" in failed["reason"] and failed["fix"] and "Traceback" in failed["traceback"]
+    assert "nothing" in failed["reason"] and failed["fix"] and failed["traceback"] == ""
+
+
+def test_an_exception_is_kept_with_its_traceback(store: Store, pictures: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("out of paper\nsecond line")
+
+    monkeypatch.setattr("core.worker.fit", broken)
+    summary = train(store, data=str(pictures))
+    assert (summary["state"], summary["reason"]) == ("failed", "RuntimeError: out of paper")
+    assert "in broken" in store.events(summary["run_id"], kinds=["RunEnded"])[-1].payload["traceback"]
 
 
 def test_a_stop_through_the_store_ends_a_run_that_another_thread_trains(store: Store, pictures: Path):
@@ -149,6 +159,8 @@ def test_the_command_line_learns_fashion_and_prints_one_json_object(tmp_path: Pa
         (["train", "--model", "resnet81"], "resnet81"),
         (["train", "--device", "mps"], "mps is not available"),
         (["train", "--data", "/no/such/folder"], "/no/such/folder"),
+        (["train", "--preset", "blog"], "imagenetv2"),
+        (["train", "--precision", "fp16"], "fp16"),
         (["run", "nope"], "no run 'nope'"),
         (["scan", "/no/such/folder"], "/no/such/folder"),
     ],

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import plotly.graph_objects as go
 import streamlit as st
 
 from core.config import PRESET_TITLES, PRESETS, RunConfig
+from core.errors import AppError
 from core.schedule import lr_at
 
 FIRST_PRESET = "quick"
 BUILT_IN_DATA = ("builtin:fashion-mnist", "imagenetv2:matched-frequency")
-REMOTE_PREFIXES = ("builtin:", "torchvision:", "imagenetv2", "hf:")
 OPTIMIZER_FIELDS = {
     "adam": ("beta1", "beta2", "weight_decay"),
     "adamw": ("beta1", "beta2", "weight_decay"),
@@ -29,6 +28,12 @@ CHOICE_WORDS = {
     "adamw": "AdamW",
     "sgd": "SGD",
     "onecycle": "One cycle",
+    "constant": "Constant",
+    "cosine": "Cosine",
+    "step": "Step",
+    "none": "None",
+    "flip": "Flip",
+    "crop": "Crop",
 }
 WEIGHTS_WORDS = {
     "at hand": "weights at hand",
@@ -185,8 +190,8 @@ def _num_params(name: str) -> int | None:
     return count_params(name)
 
 
-def device_cards() -> dict[str, str]:
-    """A card a device kind; returns the reason of each kind that is not available."""
+def device_cards() -> None:
+    """A card a device kind, greyed with the reason where it is not available."""
     from core.devices import list_devices, resolve_kind
 
     infos = list_devices()
@@ -197,7 +202,6 @@ def device_cards() -> dict[str, str]:
             memory = f"{info.memory_gib:.0f} GiB" if info.memory_gib else ""
             words = " · ".join(part for part in (info.name, memory) if part) if info.available else info.reason
             _card(info.kind, info.kind.upper(), words, info.available, chosen)
-    return {info.kind: info.reason for info in infos if not info.available}
 
 
 def _card(kind: str, title: str, words: str, is_available: bool, chosen: str) -> None:
@@ -218,10 +222,25 @@ def _card(kind: str, title: str, words: str, is_available: bool, chosen: str) ->
 
 
 def data_problem(spec: str) -> str:
-    """Why the data can't be there, seen without reading them; "" where they may be."""
-    if not spec or spec.startswith(REMOTE_PREFIXES) or Path(spec).expanduser().exists():
-        return ""
-    return f"there is no folder or .zip file '{spec}'"
+    """Why the data aren't there, seen without reading them; "" where they are."""
+    from core.data.sources import locate
+
+    try:
+        locate(spec)
+    except AppError as error:
+        return f"{error.problem} {error.fix}"
+    return ""
+
+
+def device_problem(config: RunConfig) -> str:
+    """Why the config's device can't run it; "" where it can."""
+    from core.devices import check_precision, resolve_kind
+
+    try:
+        check_precision(resolve_kind(config.device), config.precision)
+    except AppError as error:
+        return f"{error.problem} {error.fix}"
+    return ""
 
 
 def schedule_figure(config: RunConfig) -> go.Figure:

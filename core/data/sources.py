@@ -40,21 +40,21 @@ class Source:
     skipped: tuple[Skipped, ...] = ()
 
 
-def open_source(spec: str, home: Path) -> Source:
-    """The folder that a data SPEC stands for; a zip is unpacked below `home` the first time.
+def locate(spec: str) -> Path:
+    """The folder or zip that a data SPEC stands for; nothing is read or unpacked.
 
     Raises:
-        DataError: there is no such folder, zip or data set, or the zip can't be unpacked safely.
+        DataError: there is no such folder, zip or data set.
     """
     if spec.startswith("builtin:"):
-        return _open_zip(spec, builtin_zip(spec.removeprefix("builtin:")), home)
+        return builtin_zip(spec.removeprefix("builtin:"))
     path = Path(spec).expanduser()
     if path.is_dir():
-        return Source(spec, path.resolve())
+        return path.resolve()
     if path.is_file():
-        if not zipfile.is_zipfile(path):
-            raise DataError(f"'{spec}' is neither a folder nor a readable .zip.", fix="Give a folder or a .zip file.")
-        return _open_zip(spec, path, home)
+        if zipfile.is_zipfile(path):
+            return path
+        raise DataError(f"'{spec}' is neither a folder nor a readable .zip.", fix="Give a folder or a .zip file.")
     if _REMOTE.match(spec):
         raise DataError(
             f"'{spec}' can't be fetched by this version.",
@@ -63,6 +63,16 @@ def open_source(spec: str, home: Path) -> Source:
     raise DataError(
         f"There is no folder or .zip '{spec}'.", fix="Check the path; a built-in set is written builtin:NAME."
     )
+
+
+def open_source(spec: str, home: Path) -> Source:
+    """The folder that a data SPEC stands for; a zip is unpacked below `home` the first time.
+
+    Raises:
+        DataError: there is no such folder, zip or data set, or the zip can't be unpacked safely.
+    """
+    path = locate(spec)
+    return Source(spec, path) if path.is_dir() else _open_zip(spec, path, home)
 
 
 def _open_zip(spec: str, path: Path, home: Path) -> Source:

@@ -9,7 +9,7 @@ from core.devices.local import CpuDevice, CudaDevice, MpsDevice, cpu_info, cuda_
 from core.devices.xla import XlaDevice, xla_info
 from core.errors import DeviceError
 
-__all__ = ["Device", "DeviceInfo", "list_devices", "open_device", "resolve_kind"]
+__all__ = ["Device", "DeviceInfo", "check_precision", "list_devices", "open_device", "resolve_kind"]
 
 _OPEN: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "mps": MpsDevice, "xla": XlaDevice}
 
@@ -34,6 +34,16 @@ def resolve_kind(kind: str) -> str:
         usable = ", ".join(info.kind for info in infos.values() if info.available)
         raise DeviceError(f"Device {kind} is not available: {infos[kind].reason}", fix=f"Choose one of {usable}.")
     return kind
+
+
+def check_precision(kind: str, precision: str) -> None:
+    """Refuse what a device kind can't compute in.
+
+    Raises:
+        DeviceError: fp16 on anything but CUDA.
+    """
+    if precision == "fp16" and kind != "cuda":
+        raise DeviceError(f"Device {kind} does not train in fp16.", fix="Choose bf16 or fp32.")
 
 
 def open_device(kind: str) -> Device:

@@ -39,11 +39,7 @@ class Device(Protocol):
         """Move a batch: images (batch, 3, height, width) uint8, labels (batch,) int64."""
 
     def autocast(self, precision: str) -> AbstractContextManager[Any]:
-        """The context of the forward pass for fp32, bf16 or fp16.
-
-        Raises:
-            DeviceError: this device can't compute in that precision.
-        """
+        """The context of the forward pass for fp32, bf16 or, on CUDA, fp16."""
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients."""

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from core.devices.base import DeviceInfo
-from core.errors import DeviceError
 from core.machine import cpu_name, memory_gib
 
 
@@ -32,8 +31,6 @@ class LocalDevice:
     def autocast(self, precision: str) -> AbstractContextManager[Any]:
         if precision == "fp32":
             return nullcontext()
-        if precision == "fp16" and self.kind == "cpu":
-            raise DeviceError("The CPU does not train in fp16.", fix="Choose bf16 or fp32.")
         return torch.autocast(self.kind, torch.bfloat16 if precision == "bf16" else torch.float16)
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:

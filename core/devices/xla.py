@@ -98,8 +98,6 @@ class XlaDevice:
         return images.to(self.torch_device), labels.to(self.torch_device)
 
     def autocast(self, precision: str) -> AbstractContextManager[Any]:
-        if precision == "fp16":
-            raise DeviceError("XLA does not train in fp16.", fix="Choose bf16 or fp32.")
         return nullcontext() if precision == "fp32" else torch.autocast("xla", torch.bfloat16)
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
