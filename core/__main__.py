@@ -38,6 +38,8 @@ def main(argv: list[str] | None = None) -> int:
     except AppError as error:
         print(f"{error.problem} {error.fix}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         sys.stderr.close()
         return 0

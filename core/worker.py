@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import sqlite3
 import threading
 import time
 import traceback
@@ -18,6 +20,8 @@ from core.errors import AppError, StoreError
 from core.events import Event, PhaseChanged, Phases, RunEnded, RunPrepared, StepLogged
 from core.setup import prepare
 from core.store import Store
+
+_log = logging.getLogger(__name__)
 
 PULSE_S = 0.25
 """Seconds between two writes of a run's events and heartbeat, and between two looks for requests."""
@@ -83,16 +87,23 @@ class Pulse:
         with self._lock:
             pending, self._pending = self._pending, []
             phase = dict(self._phase)
-        if pending:
-            self._store.append_events(self._run_id, pending)
+        try:
+            if pending:
+                self._store.append_events(self._run_id, pending)
+        except Exception:
+            with self._lock:
+                self._pending = pending + self._pending
+            raise
         self._store.beat(self._run_id, phase)
         if any(kind == "stop" for kind, _ in self._store.take_requests(self._run_id)):
             self._stop.set()
 
     def _beat_on(self) -> None:
         while not self._done.wait(PULSE_S):
-            with contextlib.suppress(StoreError):
+            try:
                 self._write()
+            except (StoreError, sqlite3.Error):
+                _log.warning("Run %s can't be written now; its events are kept.", self._run_id, exc_info=True)
 
 
 def train_run(
@@ -206,8 +217,12 @@ class Worker:
             for record in self._store.waiting_runs():
                 if self._closing.is_set():
                     return
-                with contextlib.suppress(StoreError):
+                try:
                     trained = train_run(self._store, record.run_id, on_pulse=self._follow) is not None or trained
+                except StoreError:
+                    pass  # stopped or deleted between our look and our claim
+                except Exception:  # whatever it was, the next run must find a living worker
+                    _log.exception("Run %s broke off.", record.run_id)
                 self._pulse = None
             if not trained:
                 self._wake.wait(0.5)
