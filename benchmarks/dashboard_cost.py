@@ -2,10 +2,10 @@
 
     python benchmarks/dashboard_cost.py [--rounds 3] [--viewers 5] [--epochs 4]
 
-Each round starts the real server once a setting, in turn, and trains a head-only run on the built-in data, with 2 threads,
-while that many viewers follow it. A viewer speaks Streamlit's own protocol over a websocket and reruns the status fragment when
-the page asks for it, and polls the chart's route once a second, as the browser does; a browser itself would take the cores that it
-is to leave alone. Noted are the median seconds of the epochs after the first.
+Each round starts the real server once a setting, in turn, and trains a head-only run on the built-in data, with 2
+threads, while that many viewers follow it. A viewer speaks Streamlit's own protocol over a websocket and reruns the
+status fragment when the page asks for it, and polls the chart's route once a second, as the browser does; a browser
+itself would take the cores that it is to leave alone. Noted are the median seconds of the epochs after the first.
 """
 
 from __future__ import annotations
