@@ -119,6 +119,8 @@ function begin(root, run, specs) {
     if (window.Plotly && grid.childElementCount) draw(window.Plotly);
   });
   if (root instanceof Element) themed.observe(root, { attributes: true, attributeFilter: ["style", "class"] });
+  // fetched beside the first figures, not after them; poll() tells of a failure
+  loadPlotly().catch(() => {});
   poll();
   return () => {
     isOver = true;
