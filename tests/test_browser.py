@@ -130,3 +130,20 @@ def test_a_run_from_start_to_stop(tmp_path: Path):
         assert page.locator("[data-testid=stException]").count() == 0
         if folder:
             page.screenshot(path=f"{folder}/runs.png", full_page=True)
+
+
+def test_the_form_survives_going_to_another_page_and_back(tmp_path: Path):
+    with dashboard(tmp_path) as running, chromium_page() as page:
+        page.goto(running.url)
+        epochs = page.get_by_role("spinbutton", name=re.compile("Epochs")).first
+        epochs.wait_for(timeout=WAIT_MS)
+        epochs.fill("7")
+        epochs.press("Enter")
+        command = page.get_by_test_id("stCode").first
+        command.get_by_text("7", exact=True).wait_for(timeout=WAIT_MS)
+        page.get_by_role("link", name="Runs").click()
+        page.get_by_text("No run").or_(page.get_by_role("heading", name="Runs")).first.wait_for(timeout=WAIT_MS)
+        page.get_by_test_id("stSidebarNavItems").get_by_role("link", name="Train").click()
+        page.get_by_role("button", name="Start", exact=True).wait_for(timeout=WAIT_MS)
+        command.get_by_text("7", exact=True).wait_for(timeout=WAIT_MS)
+        assert page.get_by_role("spinbutton", name=re.compile("Epochs")).first.input_value() == "7"
