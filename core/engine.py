@@ -21,7 +21,7 @@ from core.data.loader import PADDING_LABEL, Batch
 from core.devices.base import Device
 from core.errors import TrainingError
 from core.events import EpochEnded, Event, PhaseChanged, Phases, StepLogged
-from core.metrics import Figures, Sums
+from core.metrics import Figures, Sums, Totals
 from core.optim import set_lr
 from core.schedule import lr_at
 from core.timing import PhaseTimer
@@ -82,18 +82,17 @@ class Task:
 
 
 @dataclass
-class _Window:
-    """What happened since the last logged step."""
+class _Stretch:
+    """Some steps: their images, their seconds, and what of those was data wait."""
 
     images: int = 0
     seconds: float = 0.0
     data_wait_s: float = 0.0
 
-
-@dataclass
-class _Settled:
-    images: int = 0
-    seconds: float = 0.0
+    def add(self, images: int, seconds: float, data_wait_s: float) -> None:
+        self.images += images
+        self.seconds += seconds
+        self.data_wait_s += data_wait_s
 
     def per_s(self) -> float | None:
         return self.images / self.seconds if self.seconds > 0 else None
@@ -114,7 +113,7 @@ def fit(
     for epoch in range(1, task.config.epochs + 1):
         timer = PhaseTimer(clock)
         compiles = task.device.compile_count()
-        train, settled, step, stopped = train_epoch(task, epoch, step, timer, emit, control)
+        train, images_per_s, step, stopped = train_epoch(task, epoch, step, timer, emit, control)
         if stopped:
             emit(PhaseChanged("saving", epoch))
             task.save("last", epoch - 1)
@@ -138,7 +137,7 @@ def fit(
                 val_top1=val.top1,
                 val_top5=val.top5 if task.num_classes > 5 else None,
                 seconds=timer.total_s(),
-                images_per_s=settled.per_s(),
+                images_per_s=images_per_s,
                 phases=timer.phases(),
                 compile_count=task.device.compile_count() - compiles,
                 lr=lr_at(task.config, step, task.train.num_batches),
@@ -153,25 +152,24 @@ def fit(
 
 def train_epoch(
     task: Task, epoch: int, step: int, timer: PhaseTimer, emit: Callable[[Event], None], control: Control
-) -> tuple[Figures, _Settled, int, bool]:
+) -> tuple[Figures, float | None, int, bool]:
     """One pass over the training images.
 
     Returns:
-        The epoch's means, its settled throughput, the number of the last step, and whether it was
-        asked to stop before the end.
+        The epoch's means, its throughput over settled steps (images/s), the number of the last step, and
+        whether it was asked to stop before the end.
     """
-    device, config = task.device, task.config
-    steps = task.train.num_batches
+    device, config, steps = task.device, task.config, task.train.num_batches
     task.set_train_mode(task.model)
-    sums, window, settled = Sums(device.torch_device), _Window(), _Settled()
+    sums, totals, stretch, settled = Sums(device.torch_device), Totals(), _Stretch(), _Stretch()
     compiles, compile_s = device.compile_count(), device.compile_seconds()
-    loss_total, hits_total, images_total = 0.0, 0.0, 0
+    stop = False
     emit(PhaseChanged("compiling" if step == 0 and device.kind == "xla" else "training", epoch))
     with closing(task.prefetch(task.train.epoch(epoch))) as batches:  # type: ignore[type-var]
         timer.lap("other")
         for index, batch in enumerate(batches, start=1):
             step += 1
-            window.data_wait_s += timer.lap("data_wait")
+            data_wait_s = timer.lap("data_wait")
             images, labels = device.place_batch(batch.images, batch.labels)
             transfer_s = timer.lap("transfer")
             lr = lr_at(config, step, steps)
@@ -179,58 +177,53 @@ def train_epoch(
             device.flush()
             stop = index < steps and control.should_stop()
             # wait only on log steps: waiting on each would stop XLA from tracing the next step meanwhile
-            should_log = step == 1 or step % config.log_every == 0 or index == steps or stop
-            logged = None
-            if should_log:
+            taken = None
+            if step == 1 or step % config.log_every == 0 or index == steps or stop:
                 device.wait()
-                logged = sums.fetch_and_clear()
-            compiled_s, compiled = device.compile_seconds() - compile_s, device.compile_count() - compiles
-            compute_s = timer.lap("compute", compile_s=compiled_s)
-            compile_s += compiled_s
-            window.seconds += transfer_s + compute_s
-            window.images += batch.num_real
-            if logged is None:
+                taken = sums.take()
+            new_compile_s = device.compile_seconds() - compile_s
+            compile_s += new_compile_s
+            compute_s = timer.lap("compute", compile_s=new_compile_s)
+            stretch.add(batch.num_real, data_wait_s + transfer_s + compute_s, data_wait_s)
+            if taken is None:
                 continue
-            loss_sum, hits, images_logged = logged
-            loss_total, hits_total, images_total = (
-                loss_total + loss_sum,
-                hits_total + hits,
-                images_total + images_logged,
-            )
-            loss = loss_sum / images_logged
-            if not math.isfinite(loss):
-                raise TrainingError(
-                    f"The training loss is {loss} at step {step} (epoch {epoch}).",
-                    fix="Lower the learning rate, add warm-up epochs, or train in fp32.",
-                )
-            seconds = window.seconds + window.data_wait_s
-            is_settled = step > SETTLING_STEPS and not compiled
+            totals += taken
+            new_compiles = device.compile_count() - compiles
+            compiles += new_compiles
+            is_settled = step > SETTLING_STEPS and not new_compiles
             if is_settled:
-                settled.images += window.images
-                settled.seconds += seconds
-            emit(
-                StepLogged(
-                    step=step,
-                    epoch=epoch,
-                    loss=loss,
-                    top1=100 * hits / images_logged,
-                    lr=lr,
-                    images=images_logged,
-                    seconds=seconds,
-                    data_wait_s=window.data_wait_s,
-                    images_per_s=window.images / seconds if is_settled and seconds > 0 else None,
-                    compiles=compiled,
-                )
-            )
+                settled.add(stretch.images, stretch.seconds, stretch.data_wait_s)
+            emit(_step_logged(step, epoch, lr, taken.figures(), stretch, new_compiles, is_settled))
             if step == 1 and device.kind == "xla":
                 emit(PhaseChanged("training", epoch))
-            compiles += compiled
-            window = _Window()
+            stretch = _Stretch()
             timer.lap("other")
             if stop:
-                return _means(loss_total, hits_total, images_total), settled, step, True
+                break
     timer.lap("other")
-    return _means(loss_total, hits_total, images_total), settled, step, False
+    return totals.figures(), settled.per_s(), step, stop
+
+
+def _step_logged(
+    step: int, epoch: int, lr: float, means: Figures, stretch: _Stretch, compiles: int, is_settled: bool
+) -> StepLogged:
+    if not math.isfinite(means.loss):
+        raise TrainingError(
+            f"The training loss is {means.loss} at step {step} (epoch {epoch}).",
+            fix="Lower the learning rate, add warm-up epochs, or train in fp32.",
+        )
+    return StepLogged(
+        step=step,
+        epoch=epoch,
+        loss=means.loss,
+        top1=means.top1,
+        lr=lr,
+        images=means.images,
+        seconds=stretch.seconds,
+        data_wait_s=stretch.data_wait_s,
+        images_per_s=stretch.per_s() if is_settled else None,
+        compiles=compiles,
+    )
 
 
 def train_step(task: Task, images: Tensor, labels: Tensor, lr: float, sums: Sums) -> None:
@@ -262,12 +255,7 @@ def evaluate(task: Task, timer: PhaseTimer) -> Figures:
             sums.add(loss_sum, logits, labels, batch.num_real)
             device.flush()
         device.wait()
-        figures = sums.fetch()
+        figures = sums.take().figures()
     task.set_train_mode(task.model)
     timer.lap("evaluation", compile_s=device.compile_seconds() - compile_s)
     return figures
-
-
-def _means(loss_sum: float, hits: float, images: int) -> Figures:
-    n = max(images, 1)
-    return Figures(loss_sum / n, 100 * hits / n, float("nan"), images)

@@ -33,6 +33,30 @@ class Figures:
     images: int
 
 
+@dataclass(frozen=True)
+class Totals:
+    """Sums over images, on the host: of losses, of top-1 and top-5 hits."""
+
+    loss: float = 0.0
+    top1: float = 0.0
+    top5: float = 0.0
+    images: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(
+            self.loss + other.loss, self.top1 + other.top1, self.top5 + other.top5, self.images + other.images
+        )
+
+    def figures(self) -> Figures:
+        """The means.
+
+        Raises:
+            ZeroDivisionError: there are no images.
+        """
+        n = self.images
+        return Figures(self.loss / n, 100 * self.top1 / n, 100 * self.top5 / n, n)
+
+
 class Sums:
     """Loss and hits, added up on the device.
 
@@ -54,19 +78,9 @@ class Sums:
             self._sums = self._sums + batch
         self._images += images
 
-    def fetch(self) -> Figures:
-        """Bring the means to the host; waits for the device.
-
-        Raises:
-            ZeroDivisionError: nothing was added.
-        """
+    def take(self) -> Totals:
+        """Bring to the host what was added since the last call; waits for the device."""
         loss, top1, top5 = self._sums.tolist()
-        n = self._images
-        return Figures(loss / n, 100 * top1 / n, 100 * top5 / n, n)
-
-    def fetch_and_clear(self) -> tuple[float, float, int]:
-        """The sums of loss and top-1 hits and the number of images since the last call."""
-        loss, top1, _ = self._sums.tolist()
-        images, self._images = self._images, 0
-        self._sums = self._zero.to(self._sums.device)
-        return loss, top1, images
+        totals = Totals(loss, top1, top5, self._images)
+        self._sums, self._images = self._zero.to(self._sums.device), 0
+        return totals
