@@ -6,6 +6,7 @@ page may have re-imported these classes after an edit.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -136,5 +137,14 @@ def kind_of(event: Event) -> str:
 
 
 def payload_of(event: Event) -> dict[str, Any]:
-    """The event as plain JSON values."""
-    return asdict(event)
+    """The event as plain JSON values; a number that is not finite is None, since JSON has neither NaN nor infinity."""
+    payload: dict[str, Any] = _finite(asdict(event))
+    return payload
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -9,27 +9,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
+from core.events import EpochEnded
 from core.store import ENDED_STATES, Store, StoredEvent
 
 CAPACITY = 2048
 STEP_FIELDS = {"loss": "loss", "top1": "top1", "lr": "lr", "throughput": "images_per_s"}
-EPOCH_FIELDS = (
-    "epoch",
-    "step",
-    "train_loss",
-    "train_top1",
-    "val_loss",
-    "val_top1",
-    "val_top5",
-    "seconds",
-    "images_per_s",
-    "lr",
-)
+EPOCH_FIELDS = tuple(item.name for item in fields(EpochEnded) if item.name not in ("phases", "compile_count"))
 _SHARES = {"loss": 0.45, "top1": 0.25, "throughput": 0.15, "lr": 0.1}
 
 Number = float | int | None
@@ -202,11 +192,8 @@ class RunSeries:
     def best_epoch(self) -> dict[str, Any] | None:
         """The epoch with the highest validation top-1 (the first of equals); None before the first."""
         with self._lock:
-            scores = [-math.inf if value is None else value for value in self._epochs["val_top1"]]
-            if not scores:
-                return None
-            index = scores.index(max(scores))
-            return {name: values[index] for name, values in self._epochs.items()}
+            index = best_index(self._epochs["val_top1"])
+            return None if index is None else {name: values[index] for name, values in self._epochs.items()}
 
     def last(self, name: str) -> float | None:
         """The newest value of the step series `name`, None where it has none."""
@@ -252,7 +239,7 @@ class RunSeries:
                 del values[kept:]
             self._restarts += 1
         for name in EPOCH_FIELDS:
-            self._epochs[name].append(finite(payload[name]))
+            self._epochs[name].append(payload[name])
 
     def _columns(self, start: int) -> dict[str, list[Any]]:
         columns: dict[str, list[Any]] = {"step": [bucket.x for bucket in self._bounded["loss"].buckets[start:]]}
@@ -263,7 +250,7 @@ class RunSeries:
     def _thin(self) -> None:
         rows: dict[int, list[Number]] = {}
         for event in self._store.events(self.run_id, kinds=("StepLogged",)):
-            rows[int(event.payload["step"])] = [finite(event.payload[source]) for source in STEP_FIELDS.values()]
+            rows[int(event.payload["step"])] = [event.payload[source] for source in STEP_FIELDS.values()]
         order = sorted(rows)
         columns = {name: [rows[step][place] for step in order] for place, name in enumerate(STEP_FIELDS)}
         best = self.best_epoch()
@@ -304,6 +291,12 @@ def thin_indices(
         else:
             keep.update(int(index) for index in usable)
     return sorted(keep)
+
+
+def best_index(scores: Sequence[Number]) -> int | None:
+    """Where the highest score stands, the first of equals; None where none is known."""
+    known = [index for index, score in enumerate(scores) if score is not None]
+    return max(known, key=lambda index: (scores[index], -index), default=None)
 
 
 def finite(value: Number) -> Number:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +65,12 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
         trainable=config.trainable,
         seed=config.seed,
     )
+    looks = built.preprocessing
     part("model")
 
     emit(PhaseChanged("loading_data", detail="building the image cache"))
     caches = [
-        build_or_open(items, built.resize_size, built.interpolation, home, progress=None)
-        for items in (dataset.train, dataset.val)
+        build_or_open(items, looks.resize_size, looks.interpolation, home) for items in (dataset.train, dataset.val)
     ]
     part("cache_build" if any(cache.was_built for cache in caches) else "cache_open")
     train, val = (
@@ -78,7 +79,7 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
             cache.labels,
             config.batch_size,
             train=is_train,
-            image_size=built.image_size,
+            image_size=looks.image_size,
             augmentation=config.augmentation,
             seed=config.seed,
         )
@@ -92,11 +93,7 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
 
     about: dict[str, Any] = {
         "classes": dataset.classes,
-        "mean": list(built.mean),
-        "std": list(built.std),
-        "image_size": built.image_size,
-        "resize_size": built.resize_size,
-        "interpolation": built.interpolation,
+        **asdict(looks),
         "config": config.model_dump(),
     }
 
@@ -114,7 +111,7 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
             steps_per_epoch=train.num_batches,
             num_params=built.num_params,
             num_trainable=built.num_trainable,
-            image_size=built.image_size,
+            image_size=looks.image_size,
             environment=environment(),
             setup_parts=parts,
         )
@@ -126,8 +123,8 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
         optimizer=optimizer,
         train=train,
         val=val,
-        mean=tuple(built.mean),
-        std=tuple(built.std),
+        mean=looks.mean,
+        std=looks.std,
         num_classes=len(dataset.classes),
         save=save,
         set_train_mode=set_train_mode,

@@ -174,7 +174,7 @@ class Store:
 
     def append_events(self, run_id: str, events: Iterable[tuple[float, Event]]) -> None:
         """Add events with their Unix times, in one transaction."""
-        rows = [(run_id, kind_of(event), at, json.dumps(payload_of(event))) for at, event in events]
+        rows = [(run_id, kind_of(event), at, json.dumps(payload_of(event), allow_nan=False)) for at, event in events]
         with self._write() as db:
             db.executemany("INSERT INTO events (run_id, kind, at, payload) VALUES (?,?,?,?)", rows)
 

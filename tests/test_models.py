@@ -126,8 +126,8 @@ def test_googlenet_gives_plain_logits_in_training():
 
 
 def test_resize_keeps_its_proportion():
-    assert (build().image_size, build().resize_size) == (224, 256)
-    assert build(image_size=112).resize_size == 128
+    assert (build().preprocessing.image_size, build().preprocessing.resize_size) == (224, 256)
+    assert build(image_size=112).preprocessing.resize_size == 128
 
 
 def test_names_say_their_library():

@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 from dataclasses import asdict
 from typing import Any
 
 from core.events import Phases
+from core.series import best_index
 from core.store import RunRecord, Store, StoredEvent
 
 EPOCH_KEYS = (
@@ -47,7 +47,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
     """A run as the command line prints it; plain JSON values, also of a run that goes on or was killed.
 
     Times are seconds, accuracies percent, `created` Unix time; what isn't known (yet) is None, a figure that
-    is not finite too. A resumed run sums the times of its parts; a part that was killed counts its epochs.
+    was not finite too. A resumed run sums the times of its parts; a part that was killed counts its epochs.
 
     Raises:
         StoreError: there is no such run.
@@ -59,38 +59,36 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
     epochs = _epochs(events)
     phases, count, compile_s = _times(events)
     failed = record.state == "failed" and ended is not None
-    summary: dict[str, Any] = _finite(
-        {
-            "run_id": record.run_id,
-            "name": record.name,
-            "state": record.state,
-            "created": record.created,
-            "config": record.config.model_dump(),
-            "device": {
-                "kind": prepared.get("device_kind") or record.device_kind or record.config.device,
-                "name": prepared.get("device_name", ""),
-            },
-            "epochs": epochs,
-            "best": _best(epochs),
-            "total_s": _total_s(record, events),
-            "phases": asdict(phases),
-            "compile": {"count": count, "seconds": compile_s},
-            "num_train": prepared.get("num_train"),
-            "num_val": prepared.get("num_val"),
-            "classes": prepared.get("classes", []),
-            "num_params": prepared.get("num_params"),
-            "num_trainable": prepared.get("num_trainable"),
-            "image_size": prepared.get("image_size"),
-            "steps_per_epoch": prepared.get("steps_per_epoch"),
-            "setup_parts": prepared.get("setup_parts", {}),
-            "environment": prepared.get("environment", {}),
-            "reason": ended["reason"] if failed and ended else "",
-            "fix": ended["fix"] if failed and ended else "",
-            "note": record.note,
-            "tags": record.tags,
-        }
-    )
-    return summary
+    return {
+        "run_id": record.run_id,
+        "name": record.name,
+        "state": record.state,
+        "created": record.created,
+        "config": record.config.model_dump(),
+        "device": {
+            "kind": prepared.get("device_kind") or record.device_kind or record.config.device,
+            "name": prepared.get("device_name", ""),
+        },
+        "epochs": epochs,
+        "best": _best(epochs),
+        "total_s": _total_s(record, events),
+        "phases": asdict(phases),
+        "compile": {"count": count, "seconds": compile_s},
+        "num_train": prepared.get("num_train"),
+        "num_val": prepared.get("num_val"),
+        "classes": prepared.get("classes", []),
+        "num_params": prepared.get("num_params"),
+        "num_trainable": prepared.get("num_trainable"),
+        "image_size": prepared.get("image_size"),
+        "steps_per_epoch": prepared.get("steps_per_epoch"),
+        "setup_parts": prepared.get("setup_parts", {}),
+        "environment": prepared.get("environment", {}),
+        "reason": ended["reason"] if failed and ended else "",
+        "fix": ended["fix"] if failed and ended else "",
+        "error": ended["error"] if failed and ended else "",
+        "note": record.note,
+        "tags": record.tags,
+    }
 
 
 def list_rows(store: Store) -> list[dict[str, Any]]:
@@ -126,7 +124,7 @@ def export_json(store: Store, run_id: str) -> str:
         StoreError: there is no such run.
     """
     summary = summarise(store, run_id)
-    steps = [_finite(event.payload) for event in store.events(run_id, kinds=("StepLogged",))]
+    steps = [event.payload for event in store.events(run_id, kinds=("StepLogged",))]
     return json.dumps({**summary, "steps": steps}, indent=2, allow_nan=False) + "\n"
 
 
@@ -141,7 +139,7 @@ def export_csv(store: Store, run_id: str) -> str:
     writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for event in store.events(run_id, kinds=("StepLogged", "EpochEnded")):
-        payload = _finite(event.payload)
+        payload = event.payload
         if event.kind == "StepLogged":
             loss, top1 = payload["loss"], payload["top1"]
             writer.writerow({"row": "step", **payload, "train_loss": loss, "train_top1": top1})
@@ -158,16 +156,13 @@ def _last(events: list[StoredEvent], kind: str) -> dict[str, Any] | None:
 def _epochs(events: list[StoredEvent]) -> list[dict[str, Any]]:
     """An epoch that was trained again after a resume counts once, as trained last."""
     epochs = {event.payload["epoch"]: event.payload for event in events if event.kind == "EpochEnded"}
-    return [{key: _finite(epochs[number].get(key)) for key in EPOCH_KEYS} for number in sorted(epochs)]
+    return [{key: epochs[number].get(key) for key in EPOCH_KEYS} for number in sorted(epochs)]
 
 
 def _best(epochs: list[dict[str, Any]]) -> dict[str, Any] | None:
     """The first epoch with the highest validation top-1; None before the first epoch ends."""
-    known = [epoch for epoch in epochs if epoch["val_top1"] is not None]
-    if not known:
-        return None
-    best = max(known, key=lambda epoch: (epoch["val_top1"], -epoch["epoch"]))
-    return {"epoch": best["epoch"], "val_top1": best["val_top1"]}
+    index = best_index([epoch["val_top1"] for epoch in epochs])
+    return None if index is None else {key: epochs[index][key] for key in ("epoch", "val_top1")}
 
 
 def _parts(events: list[StoredEvent]) -> list[list[StoredEvent]]:
@@ -206,11 +201,3 @@ def _total_s(record: RunRecord, events: list[StoredEvent]) -> float | None:
             return float(sum(told))
     until = record.ended or record.heartbeat
     return max(0.0, until - record.started) if record.started and until else None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

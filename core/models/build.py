@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,18 +46,11 @@ class BuiltModel:
 
     Attributes:
         module: (batch, 3, image_size, image_size) -> (batch, num_classes) logits.
-        image_size, resize_size: pixels, as in `Preprocessing`.
-        mean, std: of RGB values between 0 and 1.
-        interpolation: "bilinear" or "bicubic".
         num_params, num_trainable: parameters, and those that are trained.
     """
 
     module: nn.Module
-    image_size: int
-    resize_size: int
-    mean: Triple
-    std: Triple
-    interpolation: str
+    preprocessing: Preprocessing
     num_params: int
     num_trainable: int
 
@@ -102,26 +96,7 @@ def build_model(
             _check_image_size(module, name, size)
     parts.choose_trainable(module, trainable)
     num_params, num_trainable = parts.count_parameters(module)
-    return BuiltModel(
-        module,
-        looks.image_size,
-        looks.resize_size,
-        looks.mean,
-        looks.std,
-        looks.interpolation,
-        num_params,
-        num_trainable,
-    )
-
-
-def preprocessing_of(name: str, image_size: int | None = None) -> Preprocessing:
-    """How a model wants its pictures; the resize keeps its proportion to another image size.
-
-    Raises:
-        ModelError: there is no such model.
-    """
-    library, bare = resolve(name)
-    return (_torchvision_preprocessing if library == "torchvision" else _timm_preprocessing)(bare, image_size)
+    return BuiltModel(module, looks, num_params, num_trainable)
 
 
 def _torchvision_preprocessing(bare: str, image_size: int | None) -> Preprocessing:
@@ -281,8 +256,6 @@ def _tell_num_classes(module: nn.Module, num_classes: int) -> None:
 
 def _modern_densenet(state: dict[str, Any]) -> dict[str, Any]:
     # the published files are older than the present names: norm.1 -> norm1
-    import re
-
     pattern = re.compile(r"^(.*denselayer\d+\.(?:norm|relu|conv))\.((?:[12])\.(?:.*))$")
     return {(f"{match[1]}{match[2]}" if (match := pattern.match(key)) else key): value for key, value in state.items()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from core.errors import ModelError
@@ -156,8 +156,9 @@ def set_train_mode(module: nn.Module) -> None:
 
 def count_parameters(module: nn.Module) -> tuple[int, int]:
     """All parameters and those that are trained."""
-    sizes: list[tuple[Tensor, int]] = [(parameter, parameter.numel()) for parameter in module.parameters()]
-    return sum(size for _, size in sizes), sum(size for parameter, size in sizes if parameter.requires_grad)
+    parameters = list(module.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return sum(parameter.numel() for parameter in parameters), sum(parameter.numel() for parameter in trained)
 
 
 def _is_frozen(part: nn.Module) -> bool:
