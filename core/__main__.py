@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
         status: int = arguments.run(arguments)
         return status
     except AppError as error:
-        print(f"{error.problem} {error.fix}", file=sys.stderr)
+        print(error, file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -101,10 +101,16 @@ def _option_type(annotation: Any) -> tuple[type, list[str] | None]:
     return annotation, None
 
 
+def _home(arguments: argparse.Namespace) -> Path:
+    from core.store import default_home
+
+    return arguments.home or default_home()
+
+
 def _store(arguments: argparse.Namespace) -> Any:
     from core.store import Store
 
-    store = Store(arguments.home)
+    store = Store(_home(arguments))
     store.recover()
     return store
 
@@ -149,13 +155,12 @@ def _train(arguments: argparse.Namespace) -> int:
             store.request(run_id, "stop")
             raise ConfigError(f"Another run holds device {kind}.", fix="Wait for it, or stop it.")
         summary = summarise(store, run_id)
-        ended = store.events(run_id, kinds=["RunEnded"])[-1].payload
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         store.close()
     if state == "failed":
         print(f"{summary['reason']} {summary['fix']}", file=sys.stderr)
-        if ended["error"] in _BAD_INPUT:
+        if summary["error"] in _BAD_INPUT:
             return 2
     _print(arguments, summary, _run_lines(summary))
     if interrupted:
@@ -164,22 +169,27 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _run_lines(summary: dict[str, Any]) -> list[str]:
-    lines = [f"{summary['run_id']}  {summary['state']}  on {summary['device']['name']}"]
+    device = summary["device"]
+    lines = [f"{summary['run_id']}  {summary['state']}  on {device['name'] or device['kind']}"]
     lines += [
-        f"epoch {epoch['epoch']}: training loss {epoch['train_loss']:.4f}, validation loss {epoch['val_loss']:.4f}, "
-        f"top-1 {epoch['val_top1']:.2f} %, {epoch['seconds']:.2f} s"
+        f"epoch {epoch['epoch']}: training loss {_number(epoch['train_loss'], 4)}, "
+        f"validation loss {_number(epoch['val_loss'], 4)}, top-1 {_number(epoch['val_top1'], 2)} %, "
+        f"{_number(epoch['seconds'], 2)} s"
         for epoch in summary["epochs"]
     ]
     phases = ", ".join(f"{name.removesuffix('_s')} {seconds:.2f}" for name, seconds in summary["phases"].items())
-    return [*lines, f"{summary['total_s']:.2f} s in all: {phases}"]
+    return [*lines, f"{_number(summary['total_s'], 2)} s in all: {phases}"]
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
 
 
 def _scan(arguments: argparse.Namespace) -> int:
     from core.data.scan import scan
     from core.data.sources import open_source
-    from core.store import default_home
 
-    source = open_source(arguments.spec, arguments.home or default_home())
+    source = open_source(arguments.spec, _home(arguments))
     report = scan(source, seed=arguments.seed, val_percent=arguments.val_percent).report(with_files=arguments.files)
     lines = [f"{name}: {count}" for name, count in report["class_counts"].items()]
     lines += [f"skipped {item['file']}: {item['why']}" for item in report["skipped"]] + list(report["warnings"])
@@ -189,9 +199,8 @@ def _scan(arguments: argparse.Namespace) -> int:
 
 def _show(arguments: argparse.Namespace) -> int:
     from core.data.images import show_png
-    from core.store import default_home
 
-    show_png(arguments.spec, arguments.file, arguments.out, arguments.home or default_home())
+    show_png(arguments.spec, arguments.file, arguments.out, _home(arguments))
     _print(arguments, {"out": str(arguments.out)}, [str(arguments.out)])
     return 0
 

@@ -198,7 +198,8 @@ def make_config(preset: str = "default", **changes: Any) -> RunConfig:
     try:
         return RunConfig(**{**PRESETS[preset], **changes})
     except ValidationError as error:
-        raise ConfigError(*_first_problem(error)[:1], fix=_first_problem(error)[1]) from None
+        problem, fix = _first_problem(error)
+        raise ConfigError(problem, fix=fix) from None
 
 
 def field_errors(values: dict[str, Any]) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from core.config import RunConfig
 from core.devices import check_precision, resolve_kind
 from core.devices.xla import initialise, xla_info
 from core.engine import fit
@@ -141,7 +142,7 @@ def train_run(
     try:
         with Pulse(store, run_id, config.epochs, on_event) as pulse:
             on_pulse(pulse)
-            ended = _train(store, run_id, kind, started, pulse)
+            ended = _train(store, run_id, config, kind, started, pulse)
             state = ended.state
             pulse.emit(ended)
     finally:
@@ -150,8 +151,7 @@ def train_run(
     return state
 
 
-def _train(store: Store, run_id: str, kind: str, started: float, pulse: Pulse) -> RunEnded:
-    config = store.get_run(run_id).config
+def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: float, pulse: Pulse) -> RunEnded:
     phases, count, compile_s = Phases(), 0, 0.0
     try:
         task = prepare(config, device_kind=kind, home=store.home, folder=store.run_folder(run_id), emit=pulse.emit)

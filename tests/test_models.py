@@ -30,7 +30,7 @@ def test_installed_lite0_weights_see_a_cat():
 
     module = timm.create_model("tf_efficientnet_lite0")
     weight_files.load_lite0(module)
-    looks = build("tf_efficientnet_lite0", weights="default")
+    looks = build("tf_efficientnet_lite0", weights="default").preprocessing
     picture = torch.from_numpy(data.chelsea()).permute(2, 0, 1)
     prepare = v2.Compose(
         [

@@ -164,6 +164,15 @@ def test_the_command_line_learns_fashion_and_prints_one_json_object(tmp_path: Pa
     assert [row["run_id"] for row in listed] == [summary["run_id"]]
 
 
+def test_a_run_that_has_no_figures_yet_is_printed_too(tmp_path: Path):
+    store = Store(tmp_path)
+    run_id = store.create_run(make_config())
+    store.close()
+    done = command(tmp_path, "run", run_id)
+    assert done.returncode == 0, done.stderr
+    assert f"{run_id}  queued  on auto" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "problem"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 import plotly.graph_objects as go
@@ -225,21 +226,21 @@ def data_problem(spec: str) -> str:
     """Why the data aren't there, seen without reading them; "" where they are."""
     from core.data.sources import locate
 
-    try:
-        locate(spec)
-    except AppError as error:
-        return f"{error.problem} {error.fix}"
-    return ""
+    return _problem(lambda: locate(spec))
 
 
 def device_problem(config: RunConfig) -> str:
     """Why the config's device can't run it; "" where it can."""
     from core.devices import check_precision, resolve_kind
 
+    return _problem(lambda: check_precision(resolve_kind(config.device), config.precision))
+
+
+def _problem(check: Callable[[], object]) -> str:
     try:
-        check_precision(resolve_kind(config.device), config.precision)
+        check()
     except AppError as error:
-        return f"{error.problem} {error.fix}"
+        return str(error)
     return ""
 
 

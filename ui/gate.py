@@ -54,9 +54,10 @@ class Gate:
                 await self.app(scope, receive, send)
                 return
             self._make_token()
+        query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        given = dict(query).get("token") if scope.get("method") == "GET" else None
         if self._has_cookie(scope):
-            query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-            if scope.get("method") == "GET" and any(name == "token" for name, _ in query):
+            if given is not None:
                 await self._redirect(scope, send, query, cookie=False)
                 return
             await self.app(scope, receive, send)
@@ -65,9 +66,7 @@ class Gate:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
-        query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        given = dict(query).get("token")
-        if given is not None and scope.get("method") == "GET":
+        if given is not None:
             if hmac.compare_digest(given.encode(), self._token.encode()):
                 await self._redirect(scope, send, query, cookie=True)
                 return

@@ -64,11 +64,6 @@ class BatchLoader:
         self.batch_size = min(batch_size, len(labels))
 
     @property
-    def num_images(self) -> int:
-        """Images of the set, without what fills up the last batch."""
-        return len(self._labels)
-
-    @property
     def num_batches(self) -> int:
         """Batches of an epoch."""
         return -(-len(self._labels) // self.batch_size) if self.batch_size else 0
