@@ -72,10 +72,14 @@ def _parser() -> _Parser:
             help=(field.description or "").replace("%", "%%"),
         )
     scan = command("scan", _scan, "Read a data set and say what is in it.")
-    scan.add_argument("spec", help="a folder, a .zip file or builtin:NAME")
+    scan.add_argument("spec", help="a folder, an archive or its URL, or a named set, see --help of train")
     scan.add_argument("--files", action="store_true", help="list every image with its label and split")
     scan.add_argument("--seed", type=int, default=0, help="seed of the split")
     scan.add_argument("--val-percent", type=int, default=20, help="validation share where the data bring none")
+    scan.add_argument(
+        "--val-duplicates", choices=["keep", "drop"], default="keep", help="validation images that are also in training"
+    )
+    scan.add_argument("--rescan", action="store_true", help="decode again what is remembered from an earlier scan")
     show = command("show", _show, "Write an image as the loader reads it.")
     show.add_argument("spec", help="the data set")
     show.add_argument("file", help="the image, relative to the data set's root")
@@ -188,19 +192,44 @@ def _number(value: float | None, digits: int) -> str:
 def _scan(arguments: argparse.Namespace) -> int:
     from core.data.scan import scan
     from core.data.sources import open_source
+    from core.progress import WorkBar
 
-    source = open_source(arguments.spec, _home(arguments))
-    report = scan(source, seed=arguments.seed, val_percent=arguments.val_percent).report(with_files=arguments.files)
-    lines = [f"{name}: {count}" for name, count in report["class_counts"].items()]
-    lines += [f"skipped {item['file']}: {item['why']}" for item in report["skipped"]] + list(report["warnings"])
-    _print(arguments, report, [*lines, f"{report['usable_images']} images of {len(report['classes'])} classes"])
+    home = _home(arguments)
+    with WorkBar() as bar:
+        dataset = scan(
+            open_source(arguments.spec, home, bar.follow),
+            home=home,
+            seed=arguments.seed,
+            val_percent=arguments.val_percent,
+            val_duplicates=arguments.val_duplicates,
+            progress=bar.follow,
+            anew=arguments.rescan,
+        )
+    report = dataset.report(with_files=arguments.files)
+    _print(arguments, report, _scan_lines(report))
     return 0
+
+
+def _scan_lines(report: dict[str, Any]) -> list[str]:
+    from core.data.dataset import SKIP_WORDS
+
+    lines = [f"{name}: {count}" for name, count in report["class_counts"].items()]
+    lines += [f"skipped {item['file']}: {SKIP_WORDS.get(item['why'], item['why'])}" for item in report["skipped"]]
+    lines += [*report["warnings"], *report["hints"], *filter(None, [report["about"]])]
+    splits = ", ".join(f"{sum(counts.values())} {split}" for split, counts in report["splits"].items())
+    return [
+        *lines,
+        f"{report['usable_images']} images of {len(report['classes'])} classes ({splits})",
+        f"{report['found']} files found = {report['usable_images']} used + {len(report['skipped'])} skipped "
+        f"+ {len(report['ignored'])} not pictures",
+    ]
 
 
 def _show(arguments: argparse.Namespace) -> int:
     from core.data.images import show_png
+    from core.data.sources import open_source
 
-    show_png(arguments.spec, arguments.file, arguments.out, _home(arguments))
+    show_png(open_source(arguments.spec, _home(arguments)).root, arguments.file, arguments.out)
     _print(arguments, {"out": str(arguments.out)}, [str(arguments.out)])
     return 0
 

@@ -18,7 +18,11 @@ DeviceKind = Literal["cpu", "cuda", "mps", "xla", "auto"]
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine", "step", "onecycle"]
 Precision = Literal["fp32", "bf16", "fp16"]
-Augmentation = Literal["none", "flip", "crop"]
+Augmentation = Literal["none", "flip", "crop", "resized_crop"]
+AutoAugment = Literal["none", "randaugment", "trivialaugment"]
+Sampling = Literal["shuffle", "balanced"]
+ClassWeights = Literal["none", "balanced"]
+ValDuplicates = Literal["keep", "drop"]
 
 
 class RunConfig(BaseModel):
@@ -65,7 +69,78 @@ class RunConfig(BaseModel):
         description="Side of the square picture in pixels; empty: the model's own.",
     )
     augmentation: Augmentation = Field(
-        "flip", title="Augmentation", description="none; flip: mirror at random; crop: also crop at random."
+        "flip",
+        title="Geometry",
+        description="none; flip: mirror at random; crop: also crop at random; "
+        "resized_crop: mirror, and enlarge a random part.",
+    )
+    crop_scale_min: float = Field(
+        0.35,
+        gt=0,
+        le=1,
+        title="Smallest crop",
+        description="Geometry resized_crop: the least share of an image's area that is seen.",
+    )
+    color_jitter: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        title="Colour jitter",
+        description="Brightness, contrast and saturation each change by a factor of up to 1 ± this.",
+    )
+    auto_augment: AutoAugment = Field(
+        "none",
+        title="Automatic augmentation",
+        description="randaugment: some random operations of one strength; trivialaugment: one, of random strength.",
+    )
+    randaugment_ops: int = Field(
+        2, ge=1, le=5, title="RandAugment operations", description="RandAugment: operations an image goes through."
+    )
+    randaugment_magnitude: int = Field(
+        9, ge=0, le=30, title="RandAugment magnitude", description="RandAugment: their strength, from 0 to 30."
+    )
+    random_erasing: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        title="Random erasing",
+        description="Probability that a rectangle of an image is painted over.",
+    )
+    mixup: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        title="MixUp",
+        description="Alpha of the blend of two images and their labels; 0: off. With CutMix, a batch takes one.",
+    )
+    cutmix: float = Field(
+        0.0,
+        ge=0,
+        le=10,
+        title="CutMix",
+        description="Alpha of pasting a part of another image, labels by area; 0: off. With MixUp, a batch takes one.",
+    )
+    sampling: Sampling = Field(
+        "shuffle",
+        title="Sampling",
+        description="shuffle: each training image once an epoch; balanced: drawn so that classes come equally often.",
+    )
+    class_weights: ClassWeights = Field(
+        "none",
+        title="Class weights",
+        description="balanced: the training loss weighs a class by the inverse of its number of images.",
+    )
+    val_duplicates: ValDuplicates = Field(
+        "keep",
+        title="Duplicates in validation",
+        description="Validation images that are byte for byte in training: keep and warn, or leave out.",
+    )
+    workers: int = Field(
+        0,
+        ge=0,
+        le=64,
+        title="Workers",
+        description="Threads that prepare batches; 0: chosen by the number of cores.",
     )
     optimizer: OptimizerName = Field("adamw", title="Optimizer", description="Adam, AdamW or SGD.")
     lr: float = Field(

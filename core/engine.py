@@ -17,6 +17,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
 
 from core.config import RunConfig
+from core.data.augment import Mix
 from core.data.loader import PADDING_LABEL, Batch
 from core.devices.base import Device
 from core.errors import TrainingError
@@ -49,7 +50,8 @@ class Control(Protocol):
 class Task:
     """All that `fit` trains: built once in set-up, on its device.
 
-    `save(which, epoch)` writes a checkpoint; `set_train_mode` keeps frozen parts in eval mode.
+    `save(which, epoch)` writes a checkpoint; `set_train_mode` keeps frozen parts in eval mode; `class_weights`,
+    (classes,) float32, count in the training loss alone.
     """
 
     config: RunConfig
@@ -64,16 +66,21 @@ class Task:
     save: Callable[[str, int], None]
     set_train_mode: Callable[[nn.Module], None]
     prefetch: Callable[[Iterator[Batch]], Iterator[Batch]] = field(default=lambda batches: batches)
+    class_weights: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape, place = (1, 3, 1, 1), self.device.torch_device
         self.shift = torch.tensor(self.mean).reshape(shape).to(place)
         self.scale = torch.tensor(self.std).reshape(shape).to(place)
+        if self.class_weights is not None:
+            self.class_weights = self.class_weights.to(place)
         self.scaler = GradScaler(place.type, enabled=self.config.precision == "fp16")
 
-    def logits(self, images: Tensor) -> Tensor:
-        """Normalise uint8 images on the device and classify them, as float32 (batch, classes)."""
+    def logits(self, images: Tensor, mix: Mix | None = None) -> Tensor:
+        """Normalise uint8 images on the device, blend and classify them, as float32 (batch, classes)."""
         inputs = (images.float() / 255 - self.shift) / self.scale
+        if mix is not None:
+            inputs = mix_images(inputs, mix)
         if self.device.torch_device.type in ("cpu", "cuda"):
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         with self.device.autocast(self.config.precision):
@@ -171,9 +178,10 @@ def train_epoch(
             step += 1
             data_wait_s = timer.lap("data_wait")
             images, labels = device.place_batch(batch.images, batch.labels)
+            mix = batch.mix.to(device.torch_device) if batch.mix is not None else None
             transfer_s = timer.lap("transfer")
             lr = lr_at(config, step, steps)
-            train_step(task, images, labels, lr, sums)
+            train_step(task, images, labels, mix, lr, sums)
             device.flush()
             stop = index < steps and control.should_stop()
             # wait only on log steps: waiting on each would stop XLA from tracing the next step meanwhile
@@ -226,12 +234,15 @@ def _step_logged(
     )
 
 
-def train_step(task: Task, images: Tensor, labels: Tensor, lr: float, sums: Sums) -> None:
-    """One optimizer update; its loss and hits are added to `sums`, and nothing is fetched."""
+def train_step(task: Task, images: Tensor, labels: Tensor, mix: Mix | None, lr: float, sums: Sums) -> None:
+    """One optimizer update; its loss and hits are added to `sums`, and nothing is fetched.
+
+    A hit of an image that is mixed counts against its own label, so training top-1 is low where images are mixed.
+    """
     set_lr(task.optimizer, lr)
     task.optimizer.zero_grad(set_to_none=True)
-    logits = task.logits(images)
-    loss = functional.cross_entropy(logits, labels, label_smoothing=task.config.label_smoothing)
+    logits = task.logits(images, mix)
+    loss = mixed_loss(logits, labels, mix, weight=task.class_weights, label_smoothing=task.config.label_smoothing)
     if task.scaler.is_enabled():
         task.scaler.scale(loss).backward()
         task.scaler.step(task.optimizer)
@@ -240,6 +251,32 @@ def train_step(task: Task, images: Tensor, labels: Tensor, lr: float, sums: Sums
         loss.backward()
         task.device.optimizer_step(task.optimizer)
     sums.add(loss * labels.shape[0], logits.detach(), labels, labels.shape[0])
+
+
+def mix_images(images: Tensor, mix: Mix) -> Tensor:
+    """Blend float images (batch, 3, height, width), each with the one before it."""
+    weight = mix.pixel_weight
+    return images * weight + images.roll(1, 0) * (1 - weight)
+
+
+def mixed_loss(
+    logits: Tensor, labels: Tensor, mix: Mix | None, *, weight: Tensor | None, label_smoothing: float
+) -> Tensor:
+    """Mean cross-entropy against the labels, or against the blend of each label with the one before it.
+
+    Args:
+        logits: (batch, classes) float32.
+        labels: (batch,) class indices.
+        weight: (classes,), what each class counts; the mean is over weights, and None counts all alike.
+
+    Returns:
+        A 0-d tensor on the logits' device.
+    """
+    own = functional.cross_entropy(logits, labels, weight=weight, label_smoothing=label_smoothing)
+    if mix is None:
+        return own
+    other = functional.cross_entropy(logits, labels.roll(1, 0), weight=weight, label_smoothing=label_smoothing)
+    return (own * mix.label_weight + other * (1 - mix.label_weight)).squeeze(0)
 
 
 def evaluate(task: Task, timer: PhaseTimer) -> Figures:

@@ -42,8 +42,25 @@ class PhaseChanged:
 
 
 @dataclass(frozen=True)
+class ProgressMade:
+    """So much of some long work is done; shown while it lasts and not kept. `total` is 0 where it isn't known."""
+
+    what: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class ImageLost:
+    """An image that was readable before the run is so no more; another of the training set stands for it."""
+
+    file: str
+    why: str
+
+
+@dataclass(frozen=True)
 class RunPrepared:
-    """Data, model and device are ready."""
+    """Data, model and device are ready; `data` counts what the scan found."""
 
     device_kind: str
     device_name: str
@@ -56,6 +73,7 @@ class RunPrepared:
     image_size: int
     environment: dict[str, Any] = field(default_factory=dict)
     setup_parts: dict[str, float] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -116,7 +134,7 @@ class RunEnded:
     traceback: str = ""
 
 
-Event = PhaseChanged | RunPrepared | StepLogged | EpochEnded | CheckpointSaved | RunEnded
+Event = PhaseChanged | ProgressMade | ImageLost | RunPrepared | StepLogged | EpochEnded | CheckpointSaved | RunEnded
 
 PHASE_WORDS = {
     "queued": "Waiting for the device",
@@ -129,6 +147,13 @@ PHASE_WORDS = {
     "saving": "Saving",
     "ended": "Ended",
 }
+
+
+def progress_in_words(what: str, done: int, total: int) -> str:
+    """"reading images: 1,200 of 20,000"; bytes are told in MB."""
+    if what == "downloading":
+        return f"downloading: {done / 1e6:,.0f}{f' of {total / 1e6:,.0f}' if total else ''} MB"
+    return f"{what}: {done:,}{f' of {total:,}' if total else ''}"
 
 
 def kind_of(event: Event) -> str:

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psutil
 
-_PREFIX = ".building-"
+BUILDING = ".building-"
+"""How the names of what is not whole yet begin; the process id follows."""
 
 
 @contextmanager
@@ -24,7 +25,7 @@ def built(target: Path) -> Iterator[Path]:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     sweep(target.parent)
-    temporary = target.parent / f"{_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    temporary = target.parent / f"{BUILDING}{os.getpid()}-{secrets.token_hex(4)}"
     try:
         yield temporary
         try:
@@ -38,8 +39,8 @@ def built(target: Path) -> Iterator[Path]:
 
 def sweep(folder: Path) -> None:
     """Remove what processes that are no more left half-built in `folder`."""
-    for path in folder.glob(f"{_PREFIX}*"):
-        pid = path.name.removeprefix(_PREFIX).partition("-")[0]
+    for path in folder.glob(f"{BUILDING}*"):
+        pid = path.name.removeprefix(BUILDING).partition("-")[0]
         if not pid.isdecimal() or not psutil.pid_exists(int(pid)):
             remove(path)
 

@@ -7,7 +7,7 @@ from typing import Self
 
 from tqdm import tqdm
 
-from core.events import PHASE_WORDS, EpochEnded, Event, PhaseChanged, RunPrepared, StepLogged
+from core.events import PHASE_WORDS, EpochEnded, Event, ImageLost, PhaseChanged, ProgressMade, RunPrepared, StepLogged, progress_in_words
 
 
 class ProgressBar:
@@ -26,6 +26,10 @@ class ProgressBar:
     def follow(self, event: Event) -> None:
         if isinstance(event, PhaseChanged):
             self._bar.set_description(PHASE_WORDS[event.phase])
+        elif isinstance(event, ProgressMade):
+            self._bar.set_postfix_str(progress_in_words(event.what, event.done, event.total))
+        elif isinstance(event, ImageLost):
+            tqdm.write(f"{event.file} can't be read any more: {event.why}", file=sys.stderr)
         elif isinstance(event, RunPrepared):
             self._bar.reset(total=event.steps_per_epoch * self._epochs)
         elif isinstance(event, StepLogged):
@@ -34,3 +38,24 @@ class ProgressBar:
         elif isinstance(event, EpochEnded):
             figures = f"validation loss {event.val_loss:.4f}, top-1 {event.val_top1:.2f} %"
             tqdm.write(f"epoch {event.epoch} of {self._epochs}: {figures}", file=sys.stderr)
+
+
+class WorkBar:
+    """Follows work outside a run, such as a download or a scan."""
+
+    def __init__(self) -> None:
+        self._bar = tqdm(total=None, file=sys.stderr, disable=None, leave=False)
+        self._what = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def follow(self, what: str, done: int, total: int) -> None:
+        if what != self._what:
+            self._what = what
+            self._bar.set_description(what)
+            self._bar.reset(total=total or None)
+        self._bar.update(done - self._bar.n)

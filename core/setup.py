@@ -4,57 +4,76 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from core.checkpoint import save_checkpoint
 from core.config import RunConfig
-from core.data.cache import build_or_open
-from core.data.loader import BatchLoader, prefetch
+from core.data.augment import Recipe
+from core.data.cache import Fit, PackedImages
+from core.data.dataset import Dataset
+from core.data.loader import BatchLoader, num_workers
+from core.data.progress import throttled
+from core.data.sampling import class_weights
 from core.data.scan import scan
 from core.data.sources import open_source
 from core.devices import open_device
 from core.engine import Task
-from core.events import CheckpointSaved, Event, PhaseChanged, RunPrepared
+from core.events import CheckpointSaved, Event, ImageLost, PhaseChanged, ProgressMade, RunPrepared
 from core.machine import environment
-from core.models.build import build_model
+from core.models.build import Preprocessing, build_model, preprocessing
 from core.models.parts import set_train_mode
 from core.optim import build_optimizer
 
+Emit = Callable[[Event], None]
 
-def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, emit: Callable[[Event], None]) -> Task:
+
+class _Parts:
+    """Seconds of each part of set-up, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def end(self, name: str) -> None:
+        """What was done since the last call was this."""
+        now = time.perf_counter()
+        self.seconds[f"{name}_s"] = now - self._last
+        self._last = now
+
+
+def prepare(
+    config: RunConfig, *, device_kind: str, home: Path, folder: Path, emit: Emit, resources: ExitStack
+) -> Task:
     """Open the device in this thread, read the data, build the model, and tell of each.
 
     Args:
         device_kind: a kind that is available; never auto.
         home: where unpacked data and caches lie.
-        folder: the run's own folder, for its checkpoints.
+        folder: the run's own folder, for its checkpoints and its split.
+        resources: closes device and image cache when the run is over.
 
     Raises:
         AppError: something of the config can't be had here.
     """
-    parts: dict[str, float] = {}
-    last = time.perf_counter()
-
-    def part(name: str) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        parts[f"{name}_s"] = now - last
-        last = now
-
+    parts = _Parts()
     emit(PhaseChanged("starting_device"))
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
+    looks = preprocessing(config.model, config.image_size)
     device = open_device(device_kind)
-    part("device_start")
+    resources.callback(device.close)
+    parts.end("device_start")
 
     emit(PhaseChanged("loading_data"))
-    dataset = scan(open_source(config.data, home), seed=config.seed, val_percent=config.val_percent)
-    part("scan")
+    dataset, images = _read(config, looks, home, emit, resources, parts)
+    dataset.save_split(folder / "split.csv")
 
     emit(PhaseChanged("building_model"))
     built = build_model(
@@ -65,37 +84,20 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
         trainable=config.trainable,
         seed=config.seed,
     )
-    looks = built.preprocessing
-    part("model")
+    parts.end("model")
 
-    emit(PhaseChanged("loading_data", detail="building the image cache"))
-    caches = [
-        build_or_open(items, looks.resize_size, looks.interpolation, home) for items in (dataset.train, dataset.val)
-    ]
-    part("cache_build" if any(cache.was_built for cache in caches) else "cache_open")
-    train, val = (
-        BatchLoader(
-            cache.images,
-            cache.labels,
-            config.batch_size,
-            train=is_train,
-            image_size=looks.image_size,
-            augmentation=config.augmentation,
-            seed=config.seed,
-        )
-        for cache, is_train in zip(caches, (True, False), strict=True)
-    )
+    train, val = _loaders(config, looks, dataset, images, num_workers(config.workers, device_kind))
+    order = np.concatenate([train.order(1), len(dataset.train) + val.order(1)])
+    images.fill(order.tolist(), lambda file, why: emit(ImageLost(file, why)), _progress(emit))
+    parts.end("cache_open")
+
     emit(PhaseChanged("building_model", detail="moving it to the device"))
     model = device.place_model(built.module)
     optimizer = build_optimizer(config, model.parameters(), on_xla=device.kind == "xla")
     device.wait()
-    part("placement")
+    parts.end("placement")
 
-    about: dict[str, Any] = {
-        "classes": dataset.classes,
-        **asdict(looks),
-        "config": config.model_dump(),
-    }
+    about: dict[str, Any] = {"classes": dataset.classes, **asdict(looks), "config": config.model_dump()}
 
     def save(which: str, epoch: int) -> None:
         path = save_checkpoint(folder, which, model, optimizer, {**about, "epoch": epoch})
@@ -113,9 +115,13 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
             num_trainable=built.num_trainable,
             image_size=looks.image_size,
             environment=environment(),
-            setup_parts=parts,
+            setup_parts=parts.seconds,
+            data=dataset.summary(),
         )
     )
+    weights = None
+    if config.class_weights == "balanced":
+        weights = class_weights(_labels(dataset)[: len(dataset.train)], len(dataset.classes))
     return Task(
         config=config,
         device=device,
@@ -128,5 +134,67 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
         num_classes=len(dataset.classes),
         save=save,
         set_train_mode=set_train_mode,
-        prefetch=prefetch,
+        class_weights=weights,
     )
+
+
+def _read(
+    config: RunConfig, looks: Preprocessing, home: Path, emit: Emit, resources: ExitStack, parts: _Parts
+) -> tuple[Dataset, PackedImages]:
+    """Scan the data and pack what is decoded on the way, so that each file is decoded once."""
+    progress = _progress(emit)
+    source = open_source(config.data, home, progress)
+    parts.end("source")
+    images = PackedImages(home, fit_for(config, looks))
+    resources.callback(images.close)
+    dataset = scan(
+        source,
+        home=home,
+        seed=config.seed,
+        val_percent=config.val_percent,
+        val_duplicates=config.val_duplicates,
+        sink=images.add,
+        at_least=images.fit.size,
+        progress=progress,
+    )
+    images.choose([*dataset.train, *dataset.val])
+    parts.end("scan_and_pack" if images.was_built else "scan")
+    return dataset, images
+
+
+def fit_for(config: RunConfig, looks: Preprocessing) -> Fit:
+    """How the cache holds pictures for this run; a random resized crop sees more than the central square."""
+    return Fit(looks.resize_size, looks.interpolation, config.augmentation == "resized_crop")
+
+
+def _loaders(
+    config: RunConfig, looks: Preprocessing, dataset: Dataset, images: PackedImages, workers: int
+) -> tuple[BatchLoader, BatchLoader]:
+    labels, num_train = _labels(dataset), len(dataset.train)
+    numbers = np.arange(len(labels))
+
+    def loader(part: slice, recipe: Recipe | None) -> BatchLoader:
+        red, green, blue = (round(255 * mean) for mean in looks.mean)
+        return BatchLoader(
+            images,
+            numbers[part],
+            labels[part],
+            config.batch_size,
+            recipe=recipe,
+            image_size=looks.image_size,
+            interpolation=looks.interpolation,
+            sampling=config.sampling,
+            fill=(red, green, blue),
+            seed=config.seed,
+            workers=workers,
+        )
+
+    return loader(slice(num_train), Recipe.of(config)), loader(slice(num_train, None), None)
+
+
+def _labels(dataset: Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.array([item.label for item in (*dataset.train, *dataset.val)], dtype=np.int64)
+
+
+def _progress(emit: Emit) -> Callable[[str, int, int], None]:
+    return throttled(lambda what, done, total: emit(ProgressMade(what, done, total)))

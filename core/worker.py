@@ -9,6 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -18,7 +19,16 @@ from core.devices import check_precision, resolve_kind
 from core.devices.xla import initialise, xla_info
 from core.engine import fit
 from core.errors import AppError, StoreError
-from core.events import Event, PhaseChanged, Phases, RunEnded, RunPrepared, StepLogged
+from core.events import (
+    Event,
+    PhaseChanged,
+    Phases,
+    ProgressMade,
+    RunEnded,
+    RunPrepared,
+    StepLogged,
+    progress_in_words,
+)
 from core.setup import prepare
 from core.store import Store
 
@@ -55,7 +65,8 @@ class Pulse:
     def emit(self, event: Event) -> None:
         now = time.time()
         with self._lock:
-            self._pending.append((now, event))
+            if not isinstance(event, ProgressMade):
+                self._pending.append((now, event))
             self._follow(event, now)
         self._on_event(event)
 
@@ -68,6 +79,9 @@ class Pulse:
     def _follow(self, event: Event, now: float) -> None:
         if isinstance(event, PhaseChanged):
             self._phase |= {"phase": event.phase, "epoch": event.epoch, "detail": event.detail}
+        elif isinstance(event, ProgressMade):
+            is_done = 0 < event.total <= event.done
+            self._phase["detail"] = "" if is_done else progress_in_words(event.what, event.done, event.total)
         elif isinstance(event, RunPrepared):
             self._steps = event.steps_per_epoch
             self._trained_since = now
@@ -153,17 +167,18 @@ def train_run(
 
 def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: float, pulse: Pulse) -> RunEnded:
     phases, count, compile_s = Phases(), 0, 0.0
+    folder = store.run_folder(run_id)
     try:
-        task = prepare(config, device_kind=kind, home=store.home, folder=store.run_folder(run_id), emit=pulse.emit)
-        phases = Phases(setup_s=time.perf_counter() - started)
-        count, compile_s = task.device.compile_count(), task.device.compile_seconds()
-        try:
+        with ExitStack() as resources:
+            task = prepare(
+                config, device_kind=kind, home=store.home, folder=folder, emit=pulse.emit, resources=resources
+            )
+            phases = Phases(setup_s=time.perf_counter() - started)
+            count, compile_s = task.device.compile_count(), task.device.compile_seconds()
             state, spent = fit(task, emit=pulse.emit, control=pulse, clock=time.perf_counter)
             phases += spent
             count = task.device.compile_count() - count
             compile_s = task.device.compile_seconds() - compile_s
-        finally:
-            task.device.close()
     except Exception as error:  # the worker must outlive any failure of a run; the traceback stays with the run
         return _ended("failed", time.perf_counter() - started, phases, error)
     total_s = time.perf_counter() - started

@@ -41,11 +41,10 @@ def draw_form(problems: dict[str, str]) -> None:
     with st.container(border=True):
         st.subheader("Data", anchor=False)
         forms.field("data", problems, options=data_options())
-        columns = st.columns(2)
-        with columns[0]:
-            forms.field("augmentation", problems)
-        with columns[1]:
-            forms.field("val_percent", problems)
+        st.page_link("../pages/data.py", label="Look at these data", icon=":material/photo_library:")
+        forms.field("val_percent", problems)
+        for title in forms.SECTIONS:
+            forms.section(title, problems)
     with st.container(border=True):
         st.subheader("Model", anchor=False)
         models = forms.known_models()

@@ -19,6 +19,37 @@ def test_the_shown_command_makes_the_same_config(preset: str):
     assert make_config("default", **changes) == config
 
 
+AUGMENTED = {
+    "augmentation": "resized_crop",
+    "crop_scale_min": 0.08,
+    "color_jitter": 0.4,
+    "auto_augment": "randaugment",
+    "randaugment_ops": 3,
+    "randaugment_magnitude": 12,
+    "random_erasing": 0.25,
+    "mixup": 0.2,
+    "cutmix": 1.0,
+    "sampling": "balanced",
+    "class_weights": "balanced",
+    "val_duplicates": "drop",
+    "workers": 4,
+}
+
+
+def test_the_shown_command_names_augmentation_sampling_and_weights():
+    config = make_config("default", **AUGMENTED)
+    arguments = _parser().parse_args(shlex.split(as_command(config))[3:])
+    assert {name: getattr(arguments, name) for name in AUGMENTED} == AUGMENTED
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_no_preset_augments_beyond_flips_or_changes_the_sampling(preset: str):
+    config = make_config(preset)
+    assert config.augmentation in ("none", "flip") and config.auto_augment == "none"
+    assert (config.color_jitter, config.random_erasing, config.mixup, config.cutmix) == (0, 0, 0, 0)
+    assert (config.sampling, config.class_weights, config.val_duplicates) == ("shuffle", "none", "keep")
+
+
 def test_the_blog_preset_is_the_job_of_the_article():
     blog = make_config("blog")
     assert (blog.model, blog.batch_size, blog.epochs, blog.trainable) == ("torchvision/wide_resnet50_2", 32, 5, "all")
@@ -30,6 +61,11 @@ def test_the_blog_preset_is_the_job_of_the_article():
     [
         ({"epochs": 0}, "--epochs can't be 0"),
         ({"lr": float("nan")}, "--lr can't be nan"),
+        ({"crop_scale_min": 0}, "--crop-scale-min can't be 0"),
+        ({"color_jitter": 1.1}, "--color-jitter can't be 1.1"),
+        ({"randaugment_ops": 6}, "--randaugment-ops can't be 6"),
+        ({"randaugment_magnitude": 31}, "--randaugment-magnitude can't be 31"),
+        ({"mixup": float("inf")}, "--mixup can't be inf"),
         ({"optimizer": "lion"}, "--optimizer can't be 'lion'"),
         ({"epochs": 2, "warmup_epochs": 3}, "warmup_epochs 3 leaves nothing"),
         ({"precision": "fp16", "device": "cpu"}, "fp16 does not work on cpu"),

@@ -21,7 +21,7 @@ def test_case_behaves_as_it_says(name: str, tmp_path: Path):
     case = json.loads((CASES / name / "expect.json").read_text(encoding="utf-8"))
     target = CASES / name / case["input"]
     source = open_source(str(target), tmp_path)
-    report = scan(source, seed=0, val_percent=20).report(with_files=True)
+    report = scan(source, home=tmp_path, seed=0, val_percent=20).report(with_files=True)
     assert report["outcome"] in (case["outcome"], case.get("alternative_outcome"))
     ordered = sorted if case.get("classes_any_order") else list
     assert ordered(report["classes"]) == ordered(case["classes"])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from core.config import make_config
+from core.data.augment import Mix, Recipe, augment_pixels
 from core.data.loader import PADDING_LABEL
+from core.data.sampling import class_weights
 from core.devices import open_device
-from core.engine import Task, evaluate, fit
+from core.engine import Task, evaluate, fit, mix_images, mixed_loss
 from core.errors import TrainingError
 from core.events import EpochEnded, StepLogged
 from core.metrics import top_k_correct
@@ -35,6 +38,7 @@ class FixedBatch:
     images: torch.Tensor
     labels: torch.Tensor
     num_real: int
+    mix: Mix | None = None
 
 
 class FixedLoader:
@@ -57,6 +61,19 @@ class FixedLoader:
 
     def epoch(self, number: int):
         yield from self.batches
+
+
+class AugmentedLoader(FixedLoader):
+    """The same batches, put through a recipe that draws anew in each epoch."""
+
+    def __init__(self, loader: FixedLoader, recipe: Recipe):
+        self.batches, self.recipe = loader.batches, recipe
+
+    def epoch(self, number: int):
+        generator = np.random.default_rng(number)
+        for batch in self.batches:
+            images, mix = augment_pixels(batch.images, self.recipe, generator, (128, 128, 128))
+            yield FixedBatch(images, batch.labels, batch.num_real, mix)
 
 
 class NoWishes:
@@ -179,3 +196,75 @@ def test_top_k_is_capped_and_a_pad_label_never_counts():
     logits = torch.tensor([[0.1, 0.9], [0.8, 0.2]])
     assert top_k_correct(logits, torch.tensor([0, PADDING_LABEL]), k=5).item() == 1
     assert top_k_correct(logits, torch.tensor([1, 1]), k=1).item() == 1
+
+
+def a_mix(pixel_weight: float, label_weight: float) -> Mix:
+    return Mix(torch.tensor([pixel_weight]), torch.tensor([label_weight]))
+
+
+def test_images_are_blended_with_the_one_before_them():
+    images = torch.tensor([0.0, 4.0, 8.0]).reshape(3, 1, 1, 1).expand(3, 3, 2, 2)
+    blended = mix_images(images, a_mix(0.75, 0.5))
+    assert blended[:, 0, 0, 0].tolist() == [0.25 * 8, 0.75 * 4, 0.75 * 8 + 0.25 * 4]
+    assert torch.equal(mix_images(images, a_mix(1.0, 0.5)), images)
+
+
+def test_the_gradient_of_a_mixed_loss_is_that_of_blended_targets():
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = torch.tensor([0, 1, 2, 1])
+    mixed_loss(logits, labels, a_mix(1.0, 0.7), weight=None, label_smoothing=0.0).backward()
+    one_hot = torch.eye(3)[labels]
+    targets = 0.7 * one_hot + 0.3 * torch.stack([one_hot[3], one_hot[0], one_hot[1], one_hot[2]])
+    torch.testing.assert_close(logits.grad, (logits.detach().softmax(1) - targets) / 4)
+
+
+def test_a_mixed_loss_without_a_mix_is_smoothed_weighted_cross_entropy():
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+    labels, weight = torch.tensor([0, 1, 2, 1]), torch.tensor([1.0, 2.0, 0.5])
+    targets = 0.9 * torch.eye(3)[labels] + 0.1 / 3
+    by_hand = -(targets * weight * logits.log_softmax(1)).sum() / weight[labels].sum()
+    assert mixed_loss(logits, labels, None, weight=weight, label_smoothing=0.1).item() == pytest.approx(by_hand.item())
+
+
+def test_class_weights_count_in_training_alone():
+    plain, weighted = make_task(), make_task()
+    weighted.class_weights = torch.tensor([9.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    assert evaluate(plain, PhaseTimer(TickClock())) == evaluate(weighted, PhaseTimer(TickClock()))
+    assert losses(run(plain)[2])[0] != losses(run(weighted)[2])[0]
+
+
+def test_a_mix_changes_what_is_learned():
+    recipe = Recipe(mixup=1.0)
+    plain, mixed = make_task(), make_task()
+    mixed.train = AugmentedLoader(mixed.train, recipe)
+    assert losses(run(plain)[2])[0] != losses(run(mixed)[2])[0]
+
+
+ALL_AT_ONCE = Recipe(random_erasing=0.5, color_jitter=0.3, auto_augment="trivialaugment", mixup=0.4, cutmix=1.0)
+
+
+def augmented_task(device_kind: str, **changes) -> Task:
+    task = make_task(device_kind, label_smoothing=0.1, **changes)
+    task.class_weights = class_weights(np.array([0, 0, 1, 2, 3, 4, 5, 5]), 6).to(task.device.torch_device)
+    task.train = AugmentedLoader(task.train, ALL_AT_ONCE)
+    return task
+
+
+@pytest.mark.xla
+def test_xla_trains_augmented_to_the_losses_of_the_cpu():
+    on_cpu, on_xla = (losses(run(augmented_task(kind))[2]) for kind in ("cpu", "xla"))
+    assert on_xla == pytest.approx(on_cpu, rel=1e-4)
+
+
+@pytest.mark.xla
+def test_xla_compiles_one_training_program_for_all_augmentation():
+    # an optimizer that no other augmented test has: XLA keeps the programs of this process
+    task = augmented_task("xla", optimizer="adam")
+    is_cutmix = {batch.mix.pixel_weight.item() == 1 for epoch in (1, 2) for batch in task.train.epoch(epoch)}
+    assert is_cutmix == {True, False}
+    _, _, events = run(task)
+    compiles = [event.compiles for event in events if isinstance(event, StepLogged)]
+    epochs = [event for event in events if isinstance(event, EpochEnded)]
+    # the second program is the first one's, with an optimizer that has its state by then
+    assert compiles == [1, 1, 0, 0, 0, 0]
+    assert epochs[1].compile_count == 0

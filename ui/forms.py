@@ -14,13 +14,41 @@ from core.errors import AppError
 from core.schedule import lr_at
 
 FIRST_PRESET = "quick"
-BUILT_IN_DATA = ("builtin:fashion-mnist", "imagenetv2:matched-frequency")
+BUILT_IN_DATA = (
+    "builtin:fashion-mnist",
+    "builtin:digits",
+    "imagenetv2:matched-frequency",
+    "imagenetv2:threshold-0.7",
+    "imagenetv2:top-images",
+    "torchvision:CIFAR10",
+    "torchvision:Flowers102",
+    "torchvision:OxfordIIITPet",
+    "torchvision:Food101",
+)
 OPTIMIZER_FIELDS = {
     "adam": ("beta1", "beta2", "weight_decay"),
     "adamw": ("beta1", "beta2", "weight_decay"),
     "sgd": ("momentum", "weight_decay"),
 }
 SCHEDULE_FIELDS = {"step": ("step_epochs", "step_factor")}
+SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "Augmentation": (
+        ("augmentation",),
+        ("crop_scale_min",),
+        ("auto_augment",),
+        ("randaugment_ops", "randaugment_magnitude"),
+        ("color_jitter", "random_erasing"),
+        ("mixup", "cutmix"),
+    ),
+    "Classes and feeding": (("sampling", "class_weights"), ("val_duplicates", "workers")),
+}
+"""The folded parts of the form, by title: rows of fields that stand side by side."""
+SHOWN_WHERE = {
+    "crop_scale_min": ("augmentation", "resized_crop"),
+    "randaugment_ops": ("auto_augment", "randaugment"),
+    "randaugment_magnitude": ("auto_augment", "randaugment"),
+}
+"""The field and the choice without which another field has no meaning."""
 CHOICE_WORDS = {
     "head": "Head only",
     "last": "Last stages",
@@ -35,13 +63,28 @@ CHOICE_WORDS = {
     "none": "None",
     "flip": "Flip",
     "crop": "Crop",
+    "resized_crop": "Resized crop",
+    "randaugment": "RandAugment",
+    "trivialaugment": "TrivialAugment",
+    "shuffle": "Shuffle",
+    "balanced": "Balanced",
+    "keep": "Keep",
+    "drop": "Leave out",
 }
 WEIGHTS_WORDS = {
     "at hand": "weights at hand",
     "download": "weights to be downloaded",
     "none": "no pretrained weights",
 }
-FLOAT_STEPS = {"lr": 1e-4, "beta1": 0.01, "beta2": 0.001, "weight_decay": 0.01, "warmup_epochs": 0.5}
+FLOAT_STEPS = {
+    "lr": 1e-4,
+    "beta1": 0.01,
+    "beta2": 0.001,
+    "weight_decay": 0.01,
+    "warmup_epochs": 0.5,
+    "crop_scale_min": 0.05,
+    "random_erasing": 0.05,
+}
 PREVIEW_STEPS_PER_EPOCH = 50
 PREVIEW_POINTS = 400
 
@@ -137,6 +180,27 @@ def field(name: str, problems: dict[str, str], *, options: list[str] | None = No
             )
     if name in problems:
         st.caption(f":red[{info.title}: {problems[name]}.]")
+
+
+def section(title: str, problems: dict[str, str]) -> None:
+    """A folded part of the form; its label says how many of its fields differ from the preset."""
+    rows = SECTIONS[title]
+    changed = set(changed_fields()) & {name for row in rows for name in row}
+    label = f"{title} :orange[● {len(changed)} changed]" if changed else title
+    # with a key it stays open when its label changes
+    with st.expander(label, key=f"section_{title}"):
+        for row in rows:
+            shown = [name for name in row if _is_shown(name)]
+            for column, name in zip(st.columns(len(shown)) if shown else (), shown, strict=True):
+                with column:
+                    field(name, problems)
+
+
+def _is_shown(name: str) -> bool:
+    if name not in SHOWN_WHERE:
+        return True
+    other, choice = SHOWN_WHERE[name]
+    return bool(st.session_state[key_of(other)] == choice)
 
 
 def _number(name: str, label: str, common: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ st.set_page_config(page_title="Fine-tune", page_icon=":material/tune:", layout="
 page = st.navigation(
     [
         st.Page("../pages/train.py", title="Train", icon=":material/model_training:", default=True),
+        st.Page("../pages/data.py", title="Data", icon=":material/photo_library:"),
         st.Page("../pages/live.py", title="Live", icon=":material/monitoring:"),
         st.Page("../pages/runs.py", title="Runs", icon=":material/history:"),
     ]

@@ -1,4 +1,4 @@
-"""What all sessions share: one store, one worker and the series that charts are drawn from.
+"""What all sessions share: one store, one worker, the scans and the series that charts are drawn from.
 
 It hangs on a synthetic entry of `sys.modules`, which outlives re-imports of this module and cleared caches.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.series import RunSeries
 from core.store import Store
+from ui.scans import Scans
 
 if TYPE_CHECKING:
     from core.worker import Worker
@@ -28,12 +29,21 @@ MAX_SERIES = 32
 
 @dataclass
 class Services:
-    """The process's store and worker."""
+    """The process's store, worker and scans."""
 
     store: Store
     worker: Worker
+    _scans: Scans | None = None
     _series: OrderedDict[str, RunSeries] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def scans(self) -> Scans:
+        """The scans of data sets below the store's home."""
+        with self._lock:
+            if self._scans is None:
+                self._scans = Scans(self.store.home)
+            return self._scans
 
     def run_series(self, run_id: str) -> RunSeries:
         """The run's series, brought up to date; the 32 last used are kept.
@@ -76,6 +86,7 @@ def close(timeout_s: float = 20.0) -> None:
     entry = _entry()
     with entry.lock:
         if entry.services is not None:
+            entry.services.scans.close()
             entry.services.worker.shutdown(timeout_s)
             entry.services = None
 

@@ -12,7 +12,10 @@ import streamlit as st
 from core import charts
 from core.analysis.summary import export_csv, export_json
 from core.config import RunConfig
+from core.data.dataset import SKIP_WORDS
+from core.data.figures import SPLIT_WORDS
 from core.errors import AppError
+from ui.data_views import callouts
 from ui.registry import services
 from ui.words import STATE_COLOURS, STATE_WORDS, percent, seconds_in_words
 
@@ -99,8 +102,10 @@ def run_charts(run_id: str) -> None:
 
 
 def run_tables(summary: dict[str, Any]) -> None:
-    """Epochs, phases, config and environment, a tab each."""
-    epochs, phases, config, environment = st.tabs(["Epochs", "Where the time went", "Config", "Environment"])
+    """Epochs, phases, data, config and environment, a tab each."""
+    epochs, phases, data, config, environment = st.tabs(
+        ["Epochs", "Where the time went", "Data", "Config", "Environment"]
+    )
     with epochs:
         if summary["epochs"]:
             frame = pd.DataFrame(summary["epochs"])[list(EPOCH_TITLES)].rename(columns=EPOCH_TITLES)
@@ -109,6 +114,8 @@ def run_tables(summary: dict[str, Any]) -> None:
             st.caption("No epoch has ended.")
     with phases:
         _phases(summary)
+    with data:
+        _data(summary)
     with config:
         st.dataframe(_config_frame({"Value": summary["config"]}), hide_index=True)
     with environment:
@@ -130,6 +137,34 @@ def _phases(summary: dict[str, Any]) -> None:
     st.dataframe(pd.DataFrame(rows, columns=["Phase", "Seconds", "Percent"]), hide_index=True)
     compiled = summary["compile"]
     st.caption(f"{compiled['count']} compiles, {seconds_in_words(compiled['seconds'])}")
+
+
+def _data(summary: dict[str, Any]) -> None:
+    """What the scan of this run found, which files were lost since, and which image went where."""
+    store, run_id, told = services().store, summary["run_id"], summary["data"]
+    if not told:
+        st.caption("What its data held is not known.")
+        return
+    used = {SPLIT_WORDS.get(split, split): num for split, num in told["used"].items()}
+    skipped = told["skipped_by_reason"]
+    with st.container(horizontal=True):
+        shown = {**used, "Classes": len(summary["classes"]), "Skipped": sum(skipped.values())}
+        for title, num in {**shown, "Not pictures": told["ignored"]}.items():
+            st.metric(title, f"{num:,}", border=True, width=132)
+    if skipped:
+        st.caption("Skipped: " + " · ".join(f"{num:,} {SKIP_WORDS.get(why, why)}" for why, num in skipped.items()))
+    lost = [event.payload for event in store.events(run_id, kinds=("ImageLost",))]
+    callouts([*(f"{image['file']} was lost: {image['why']}" for image in lost), *told["warnings"]], told["hints"])
+    split = store.run_folder(run_id) / "split.csv"
+    if split.exists():
+        st.download_button(
+            "Which image went where",
+            lambda: split.read_bytes(),
+            f"{run_id}-split.csv",
+            "text/csv",
+            icon=":material/download:",
+            on_click="ignore",
+        )
 
 
 def _config_frame(configs: dict[str, dict[str, Any]], *, only_different: bool = False) -> pd.DataFrame:

@@ -83,6 +83,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
         "steps_per_epoch": prepared.get("steps_per_epoch"),
         "setup_parts": prepared.get("setup_parts", {}),
         "environment": prepared.get("environment", {}),
+        "data": prepared.get("data", {}),
         "reason": ended["reason"] if failed and ended else "",
         "fix": ended["fix"] if failed and ended else "",
         "error": ended["error"] if failed and ended else "",

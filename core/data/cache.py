@@ -1,10 +1,21 @@
-"""Resized images in one memory-mapped file, built once for a set of files, a size and an interpolation."""
+"""Decoded and resized pictures in memory-mapped files, made once and shared by all runs that want them alike.
+
+A cache folder holds the pictures of one size, interpolation and shape in segments: a file of pixels, and an index that
+says which picture (by the digest of its file's bytes) lies where. A segment is written whole, then its index is put in
+place; pixels without an index are never read, so a process may be killed at any moment.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import logging
+import mmap
 import os
-import tempfile
+import secrets
+import shutil
+import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,102 +23,421 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
-from core.data.images import load_rgb
-from core.data.scan import Item
+from core.data.images import Decoded, UnreadableError, decode, resize
+from core.data.progress import Progress, quiet
+from core.data.split import Item
 from core.errors import DataError
+from core.files import BUILDING, remove, sweep
 
+LIMIT_VARIABLE = "FINETUNE_CACHE_GIB"
+DEFAULT_LIMIT_GIB = 20.0
+LONGEST_SIDE = 2
+"""Pictures that keep their shape are cut at the centre to this many times their short side."""
 _VERSION = 1
-_FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
+_RELEASE_BYTES = 2**28
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PackedCache:
-    """images (n, size, size, 3) uint8, read-only and memory-mapped; labels (n,) int64."""
+class Fit:
+    """How pictures are made to fit.
 
-    images: NDArray[np.uint8]
-    labels: NDArray[np.int64]
-    was_built: bool
+    Attributes:
+        size: the short side in pixels, reached with antialias.
+        interpolation: bilinear or bicubic.
+        keeps_shape: whether the long side stays (up to `LONGEST_SIDE` times the short one), else the centre square is kept.
+    """
+
+    size: int
+    interpolation: str
+    keeps_shape: bool
+
+    @property
+    def folder(self) -> str:
+        shape = "shape" if self.keeps_shape else "square"
+        return f"packed-{_VERSION}-{self.size}-{self.interpolation}-{shape}"
+
+    def shape_of(self, width: int, height: int) -> tuple[int, int]:
+        """Height and width of the fitted picture."""
+        if not self.keeps_shape:
+            return self.size, self.size
+        high, wide = self._scaled(width, height)
+        return min(high, LONGEST_SIDE * self.size), min(wide, LONGEST_SIDE * self.size)
+
+    def __call__(self, pixels: NDArray[np.uint8], width: int, height: int) -> NDArray[np.uint8]:
+        """Fit (h, w, 3), which may be a smaller version of a picture of `width` x `height`."""
+        short, long = min(pixels.shape[:2]), max(pixels.shape[:2])
+        most = LONGEST_SIDE if self.keeps_shape else 1
+        if long > 16 * short:
+            # the whole of a thin strip could be enlarged beyond memory
+            pixels = _centre(pixels, min(pixels.shape[0], most * short), min(pixels.shape[1], most * short))
+        else:
+            pixels = resize(pixels, *self._scaled(width, height), self.interpolation)
+        high, wide = self.shape_of(width, height)
+        if long > 16 * short:
+            pixels = resize(pixels, high, wide, self.interpolation)
+        return _centre(pixels, high, wide)
+
+    def _scaled(self, width: int, height: int) -> tuple[int, int]:
+        if width <= height:
+            return self.size * height // width, self.size
+        return self.size, self.size * width // height
 
 
-def build_or_open(
-    items: Sequence[Item],
-    size: int,
-    interpolation: str,
-    home: Path,
-    progress: Callable[[int, int], None] | None = None,
-) -> PackedCache:
-    """Open the cache of these images, or build it with as many threads as there are cores.
+def _centre(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    top, left = round((pixels.shape[0] - height) / 2), round((pixels.shape[1] - width) / 2)
+    return np.ascontiguousarray(pixels[top : top + height, left : left + width])
+
+
+class PackedImages:
+    """The pictures of a data set, fitted.
+
+    The order of use: `add` while the data are scanned (so that each file is decoded once), `choose` the pictures,
+    `fill` in what is missing in the background, `pixels`, `close`. `pixels` waits for a picture that is being made.
 
     Args:
-        size: side in pixels: the short side is resized to it with antialias, then the centre square is kept.
-        interpolation: bicubic or bilinear.
-        progress: called with images done and images in all while it is built.
+        home: the cache lies in its folder cache.
 
     Raises:
-        DataError: an image can't be read any more, or the disk is full.
+        DataError: the cache can't be written.
     """
-    labels = np.array([item.label for item in items], dtype=np.int64)
-    if not items:
-        return PackedCache(np.zeros((0, size, size, 3), np.uint8), labels, was_built=False)
+
+    def __init__(self, home: Path, fit: Fit) -> None:
+        self.fit = fit
+        self.lost: dict[str, str] = {}
+        self.was_built = False
+        self._folder = home / "cache" / fit.folder
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            sweep(self._folder)
+            self._segments: list[_Segment | _NewSegment] = list(_open_segments(self._folder))
+            self._new = _NewSegment(self._folder)
+        except OSError as error:
+            raise _unwritable(error) from error
+        self._segments.append(self._new)
+        self._where = {digest: (place, row) for place, s in enumerate(self._segments) for row, digest in enumerate(s.digests)}
+        self._items: list[Item] = []
+        self._changed = threading.Condition()
+        self._closed = False
+        self._filler: threading.Thread | None = None
+        self._failure: OSError | None = None
+        self._read_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def add(self, digest: str, picture: Decoded) -> None:
+        """Fit a decoded picture and keep it, unless the cache has it; any thread may call this.
+
+        Raises:
+            DataError: the cache can't be written.
+        """
+        if digest in self._where:
+            return
+        fitted = self.fit(picture.pixels, picture.width, picture.height)
+        try:
+            row = self._new.add(digest, fitted)
+        except OSError as error:
+            raise _unwritable(error) from error
+        with self._changed:
+            self._where.setdefault(digest, (len(self._segments) - 1, row))
+            self.was_built = True
+            self._changed.notify_all()
+
+    def choose(self, items: Sequence[Item]) -> None:
+        """Take these pictures, numbered in this order.
+
+        Raises:
+            DataError: the disk has no room for what is missing.
+        """
+        self._items = list(items)
+        shapes = [self.fit.shape_of(item.width, item.height) for item in items]
+        self.heights, self.widths = np.array(shapes, dtype=np.int64).reshape(-1, 2).T
+        missing = {item.digest: h * w * 3 for item, (h, w) in zip(items, shapes, strict=True) if item.digest not in self._where}
+        self._evict(sum(missing.values()))
+        free = shutil.disk_usage(self._folder).free
+        if sum(missing.values()) > free:
+            raise DataError(
+                f"The image cache needs {sum(missing.values()) / 2**30:.1f} GiB, and {self._folder} has {free / 2**30:.1f} GiB left.",
+                fix="Free some space, choose another --home, or a smaller image size.",
+            )
+
+    def fill(
+        self,
+        order: Sequence[int],
+        on_lost: Callable[[str, str], None] = lambda file, why: None,
+        progress: Progress = quiet,
+    ) -> None:
+        """Make the missing pictures in a background thread, in this order, and then seal what was made.
+
+        Args:
+            order: numbers of pictures; what is needed first comes first.
+            on_lost: called with a file that can't be read any more, and why.
+        """
+        seen: set[str] = set()
+        missing = []
+        for number in order:
+            item = self._items[number]
+            if item.digest not in self._where and item.digest not in seen:
+                seen.add(item.digest)
+                missing.append(item)
+        if missing or self._new.digests:
+            self.was_built = True
+            self._filler = threading.Thread(
+                target=self._fill, args=(missing, on_lost, progress), name="cache-filler", daemon=True
+            )
+            self._filler.start()
+
+    def pixels(self, number: int) -> NDArray[np.void] | None:
+        """A picture as (height, width) items of three bytes, read-only; None where its file is lost.
+
+        Raises:
+            DataError: the cache can't be written any more.
+        """
+        item = self._items[number]
+        place = self._where.get(item.digest)
+        if place is None:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_settled(item))
+            place = self._where.get(item.digest)
+            if self._failure is not None and place is None:
+                raise _unwritable(self._failure) from self._failure
+            if place is None:
+                return None
+        segment, row = self._segments[place[0]], place[1]
+        found = segment.pixels(row)
+        self._read_bytes += found.nbytes
+        if self._read_bytes > _RELEASE_BYTES:
+            self._read_bytes = 0
+            self.release()
+        return found
+
+    def release(self) -> None:
+        """Hand pages that were read back to the system, so that memory stays flat; reading them again costs little."""
+        for segment in self._segments:
+            segment.release()
+
+    def close(self) -> None:
+        """End the background work; what was made so far is sealed and kept."""
+        self._closed = True
+        if self._filler is not None:
+            self._filler.join()
+        else:
+            self._new.seal()
+        with self._changed:
+            self._changed.notify_all()
+        self._new.close()
+        self.release()
+
+    def _is_settled(self, item: Item) -> bool:
+        return (
+            item.digest in self._where
+            or item.digest in self.lost
+            or self._closed
+            or self._failure is not None
+            or self._filler is None
+            or not self._filler.is_alive()
+        )
+
+    def _fill(self, missing: list[Item], on_lost: Callable[[str, str], None], progress: Progress) -> None:
+        try:
+            with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="pack") as pool:
+                for done, _ in enumerate(pool.map(lambda item: self._make(item, on_lost), missing), start=1):
+                    progress("packing images", done, len(missing))
+            self._seal()
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _make(self, item: Item, on_lost: Callable[[str, str], None]) -> None:
+        if self._closed or self._failure is not None:
+            return
+        try:
+            content = item.path.read_bytes()
+            if hashlib.sha256(content).hexdigest() != item.digest:
+                raise UnreadableError("changed", "it changed after it was read")
+            picture = decode(content, item.path.suffix[1:], self.fit.size)
+        except (OSError, UnreadableError) as error:
+            with self._changed:
+                self.lost[item.digest] = str(error)
+                self._changed.notify_all()
+            on_lost(item.file, str(error))
+            return
+        try:
+            self.add(item.digest, picture)
+        except DataError as error:
+            self._fail(error)
+
+    def _seal(self) -> None:
+        try:
+            sealed = self._new.seal()
+        except OSError:
+            _log.warning("The image cache can't be kept for later runs.", exc_info=True)
+            return
+        if sealed is not None:
+            self._segments[-1] = sealed
+
+    def _fail(self, error: DataError) -> None:
+        with self._changed:
+            cause = error.__cause__
+            self._failure = cause if isinstance(cause, OSError) else OSError(str(error))
+            self._changed.notify_all()
+
+    def _evict(self, needed: int) -> None:
+        """Remove the segments used longest ago while the whole cache would go over its limit."""
+        mine = {self._segments[place].path for place in {self._where[i.digest][0] for i in self._items if i.digest in self._where}}
+        for segment in self._segments:
+            if segment.path in mine:
+                segment.touch()
+        others = [index for index in self._folder.parent.glob("packed-*/*.npz") if index.with_suffix(".bin") not in mine]
+        sizes = {index: _size(index.with_suffix(".bin")) for index in others}
+        total = needed + sum(_size(path) for path in mine) + sum(sizes.values())
+        for index in sorted(others, key=_last_used):
+            if total <= limit_bytes():
+                return
+            total -= sizes[index]
+            # the index goes first: pixels without one are never read
+            remove(index)
+            remove(index.with_suffix(".bin"))
+
+
+def limit_bytes() -> int:
+    """Bytes that all packed pictures together may take."""
     try:
-        path = home / "cache" / f"{_digest(items, size, interpolation)}.npy"
-        was_built = not path.exists()
-        if was_built:
-            _build(path, items, size, interpolation, progress)
-        return PackedCache(np.load(path, mmap_mode="r"), labels, was_built)
-    except OSError as error:
-        raise DataError(
-            f"The image cache can't be built or opened: {error}.", fix="Free some space, or choose another --home."
-        ) from error
+        limit = float(os.environ.get(LIMIT_VARIABLE, ""))
+    except ValueError:
+        limit = DEFAULT_LIMIT_GIB
+    return int(limit * 2**30)
 
 
-def square(image: NDArray[np.uint8], size: int, interpolation: str) -> NDArray[np.uint8]:
-    """Resize the short side of (h, w, 3) to `size` with antialias and keep the centre: (size, size, 3)."""
-    height, width = image.shape[:2]
-    picture, resample = Image.fromarray(image), _FILTERS[interpolation]
-    short, long = min(height, width), max(height, width)
-    if long > 16 * short:
-        # the whole of a thin strip could be enlarged beyond memory
-        left, top = (width - short) // 2, (height - short) // 2
-        return np.asarray(picture.resize((size, size), resample, box=(left, top, left + short, top + short)))
-    wide, high = (size, size * height // width) if width <= height else (size * width // height, size)
-    if (wide, high) != (width, height):
-        picture = picture.resize((wide, high), resample)
-    left, top = round((wide - size) / 2), round((high - size) / 2)
-    return np.asarray(picture.crop((left, top, left + size, top + size)))
+class _NewSegment:
+    """A segment that grows; its rows can be read at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"{BUILDING}{os.getpid()}-{secrets.token_hex(4)}"
+        self.digests: list[str] = []
+        self._rows: list[tuple[int, int, int]] = []
+        self._end = 0
+        self._lock = threading.Lock()
+        self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        self._sealed: _Segment | None = None
+
+    def add(self, digest: str, pixels: NDArray[np.uint8]) -> int:
+        height, width = pixels.shape[:2]
+        with self._lock:
+            start, self._end = self._end, self._end + pixels.nbytes
+        data = memoryview(pixels.reshape(-1))
+        written = 0
+        while written < len(data):
+            written += os.pwrite(self._file, data[written:], start + written)
+        with self._lock:
+            self.digests.append(digest)
+            self._rows.append((start, height, width))
+            return len(self._rows) - 1
+
+    def pixels(self, row: int) -> NDArray[np.void]:
+        start, height, width = self._rows[row]
+        data = os.pread(self._file, height * width * 3, start)
+        return np.frombuffer(data, dtype="V3").reshape(height, width)
+
+    def seal(self) -> _Segment | None:
+        """Put an index beside the pixels; a segment without rows is removed."""
+        if self._sealed is not None or not self.digests:
+            if self._sealed is None:
+                remove(self.path)
+            return self._sealed
+        os.fsync(self._file)
+        name = secrets.token_hex(8)
+        target = self.path.with_name(f"{name}.bin")
+        digests = np.frombuffer(bytes.fromhex("".join(self.digests)), dtype=np.uint8).reshape(-1, 32)
+        temporary = self.path.with_name(f"{self.path.name}-index.npz")
+        try:
+            np.savez(temporary, digests=digests, rows=np.array(self._rows, dtype=np.int64), size=self._end)
+            os.replace(self.path, target)
+            os.replace(temporary, target.with_suffix(".npz"))
+        finally:
+            remove(temporary)
+        self._sealed = _Segment(target)
+        return self._sealed
+
+    def touch(self) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            os.close(self._file)
+        if self._sealed is None:
+            remove(self.path)
 
 
-def _digest(items: Sequence[Item], size: int, interpolation: str) -> str:
-    digest = hashlib.sha256(f"{_VERSION} {size} {interpolation}".encode())
-    for item in items:
-        stat = item.path.stat()
-        digest.update(f"\n{item.path}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape"))
-    return digest.hexdigest()[:32]
+class _Segment:
+    """A sealed segment, memory-mapped."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with np.load(path.with_suffix(".npz")) as index:
+            raw, self._rows, size = index["digests"].tobytes(), index["rows"], int(index["size"])
+        self.digests = [raw[start : start + 32].hex() for start in range(0, len(raw), 32)]
+        with path.open("rb") as opened:
+            if os.fstat(opened.fileno()).st_size < size:
+                raise ValueError(f"{path} is shorter than its index says")
+            self._map = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)
+        self._pixels = np.frombuffer(self._map, dtype="V3")
+
+    def pixels(self, row: int) -> NDArray[np.void]:
+        start, height, width = self._rows[row]
+        return self._pixels[start // 3 : start // 3 + height * width].reshape(height, width)
+
+    def touch(self) -> None:
+        with contextlib.suppress(OSError):
+            os.utime(self.path.with_suffix(".npz"))
+
+    def release(self) -> None:
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED)
 
 
-def _build(
-    path: Path, items: Sequence[Item], size: int, interpolation: str, progress: Callable[[int, int], None] | None
-) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".building-", suffix=".npy")
-    os.close(handle)
+def _open_segments(folder: Path) -> list[_Segment]:
+    segments = []
+    for index in sorted(folder.glob("*.npz")):
+        if index.name.startswith(BUILDING):
+            continue
+        try:
+            segments.append(_Segment(index.with_suffix(".bin")))
+        except (OSError, ValueError, KeyError) as error:
+            _log.warning("A part of the image cache is damaged and made anew: %s", error)
+            remove(index)
+            remove(index.with_suffix(".bin"))
+    for pixels in folder.glob("*.bin"):
+        if not pixels.with_suffix(".npz").exists() and _is_old(pixels):
+            remove(pixels)
+    return segments
+
+
+def _is_old(path: Path) -> bool:
+    """A segment's pixels are for a moment without their index; an hour later they were left behind."""
+    return time.time() - _last_used(path) > 3600
+
+
+def _last_used(path: Path) -> float:
     try:
-        packed = np.lib.format.open_memmap(name, mode="w+", dtype=np.uint8, shape=(len(items), size, size, 3))
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
-        def pack(place: int) -> None:
-            packed[place] = square(load_rgb(items[place].path), size, interpolation)
 
-        with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="pack") as pool:
-            try:
-                for done, _ in enumerate(pool.map(pack, range(len(items))), start=1):
-                    if progress is not None:
-                        progress(done, len(items))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        packed.flush()
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _unwritable(error: OSError) -> DataError:
+    return DataError(
+        f"The image cache can't be written: {error}.", fix="Free some space, or choose another --home."
+    )

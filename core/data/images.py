@@ -3,36 +3,106 @@
 from __future__ import annotations
 
 import io
+import threading
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import simplejpeg
+import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageCms, ImageOps, UnidentifiedImageError
+from torch.nn import functional
 
-from core.data.sources import open_source
+from core.data.tree import find_file
 from core.errors import DataError
 
 MAX_PIXELS = 100_000_000
+"""Pictures with more pixels are left out: one would take gigabytes."""
+BIG_PIXELS = 20_000_000
+"""Of pictures with more pixels, one is decoded at a time."""
+_NOT_READ_HERE = {"EPS", "WMF", "PDF", "MPEG", "BUFR", "GRIB", "HDF5", "FITS"}
+_RAW_IN_TIFF = {"dng", "cr2", "nef", "nrw", "arw", "srf", "sr2", "orf", "rw2", "pef", "raw"}
+_ORIENTATION = 0x0112
+_big_picture = threading.Lock()
 
 
-def load_rgb(path: Path) -> NDArray[np.uint8]:
-    """Read an image upright: (height, width, 3), uint8; transparent parts on white, an animation's first frame.
+class UnreadableError(Exception):
+    """A file that gives no picture.
+
+    Args:
+        why: unsupported_format, too_large, truncated, or not_an_image.
+        detail: what the decoder said.
+    """
+
+    def __init__(self, why: str, detail: str = "") -> None:
+        super().__init__(detail or why)
+        self.why = why
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A picture, upright: pixels (h, w, 3) uint8, perhaps smaller than the file's own width and height."""
+
+    pixels: NDArray[np.uint8]
+    width: int
+    height: int
+
+
+def decode(content: bytes, extension: str = "", at_least: int | None = None) -> Decoded:
+    """The picture in a file's bytes, upright, as 8-bit RGB.
+
+    Transparent parts stand on white; an animation gives its first frame; deep greys keep their gradient.
+
+    Args:
+        extension: of the file, without its dot; tells a camera's raw file from a TIFF.
+        at_least: large JPEGs may be decoded at a half, a quarter or an eighth of their size as long as the short side
+            keeps twice this many pixels; None decodes the whole size.
 
     Raises:
-        DataError: the file can't be read whole, or has over `MAX_PIXELS` pixels.
+        UnreadableError: the bytes are no picture that can be read here, or not a whole one.
     """
     try:
-        with Image.open(path) as image:
+        with Image.open(io.BytesIO(content), formats=_formats()) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise Image.DecompressionBombError(f"{image.width} x {image.height} pixels are too many")
-            return np.array(to_rgb(ImageOps.exif_transpose(image)))
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
+                raise UnreadableError("too_large", f"{image.width} x {image.height} pixels are too many")
+            if image.format == "TIFF" and extension.lower() in _RAW_IN_TIFF:
+                raise UnreadableError("unsupported_format")
+            with _big_picture if image.width * image.height > BIG_PIXELS else nullcontext():
+                if image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
+                    return _decode_jpeg(image, content, at_least)
+                pixels = np.array(to_rgb(ImageOps.exif_transpose(image)))
+                return Decoded(pixels, pixels.shape[1], pixels.shape[0])
+    except UnreadableError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise UnreadableError("too_large", str(error)) from error
+    except UnidentifiedImageError as error:
+        raise UnreadableError("not_an_image", "no picture format that can be read") from error
+    except MemoryError as error:
+        raise UnreadableError("too_large", "not enough memory") from error
+    except Exception as error:  # decoders meet damaged bytes with errors of many kinds
+        raise UnreadableError("truncated", str(error)) from error
+
+
+def load_rgb(path: Path, at_least: int | None = None) -> NDArray[np.uint8]:
+    """Read an image file as `decode` does: (h, w, 3) uint8.
+
+    Raises:
+        DataError: the file can't be read, or not whole, or has over `MAX_PIXELS` pixels.
+    """
+    try:
+        return decode(path.read_bytes(), path.suffix[1:], at_least).pixels
+    except (OSError, UnreadableError) as error:
         raise DataError(f"'{path}' can't be read: {error}.", fix="Remove the file or save it anew.") from error
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """The image in mode RGB; 16-bit and float greys keep their gradient."""
+    """The image in mode RGB; 16-bit, 32-bit and float greys keep their gradient."""
     mode = image.mode
     if mode == "RGB" and "transparency" not in image.info:
         return image
@@ -40,13 +110,92 @@ def to_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray(_grey_to_uint8(np.asarray(image))).convert("RGB")
     if mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
         colour = image.convert("RGBA")
-        white = Image.new("RGBA", colour.size, (255, 255, 255, 255))
-        return Image.alpha_composite(white, colour).convert("RGB")
+        white = Image.new("RGB", colour.size, (255, 255, 255))
+        white.paste(colour, mask=colour.getchannel("A"))
+        return white
+    if mode == "LAB":
+        lab, srgb = ImageCms.createProfile("LAB"), ImageCms.createProfile("sRGB")
+        return ImageCms.profileToProfile(image, lab, srgb, outputMode="RGB") or image
     return image.convert("RGB")
 
 
+def resize(image: NDArray[np.uint8], height: int, width: int, interpolation: str) -> NDArray[np.uint8]:
+    """Resize (h, w, 3) with antialias, within one grey level of Pillow and four times faster.
+
+    Args:
+        interpolation: bilinear or bicubic.
+    """
+    if image.shape[:2] == (height, width):
+        return image
+    # torch warns of arrays that it could write to and must not
+    whole = np.ascontiguousarray(image) if image.flags.writeable else image.copy()
+    tensor = torch.from_numpy(whole).permute(2, 0, 1)[None]
+    resized = functional.interpolate(tensor, (height, width), mode=interpolation, antialias=True)
+    return resized[0].permute(1, 2, 0).contiguous().numpy()
+
+
+def show_png(root: Path, file: str, out: Path) -> None:
+    """Write `file` of a data set as the loader sees it, before resizing and augmentation, to the PNG `out`.
+
+    Args:
+        file: relative to `root`, in either Unicode spelling.
+
+    Raises:
+        DataError: there is no such file in the data set, it can't be read, or `out` can't be written.
+    """
+    path = find_file(root, file)
+    if path is None:
+        raise DataError(f"'{root}' has no file '{file}'.", fix="Give its path relative to the data's root.")
+    packed = io.BytesIO()
+    Image.fromarray(load_rgb(Path(path))).save(packed, format="PNG")
+    try:
+        Path(out).write_bytes(packed.getvalue())
+    except OSError as error:
+        raise DataError(f"'{out}' can't be written: {error.strerror}.", fix="Choose another --out.") from error
+
+
+@cache
+def _formats() -> list[str]:
+    # our own limit is told in a report, not on stderr
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    Image.init()
+    return [name for name in Image.OPEN if name not in _NOT_READ_HERE]
+
+
+def _decode_jpeg(image: Image.Image, content: bytes, at_least: int | None) -> Decoded:
+    try:
+        orientation = image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a damaged EXIF block is no damage to the picture
+        orientation = 1
+    options: dict[str, Any] = {}
+    if at_least is not None and min(image.size) >= 4 * at_least:
+        # the smallest of libjpeg's scales that keeps twice the pixels, so that the antialiased resize still decides
+        scale = next(scale for scale in (8, 4, 2) if min(image.size) >= 2 * scale * at_least or scale == 2)
+        options = {"min_height": image.height // scale, "min_width": image.width // scale}
+    try:
+        pixels = simplejpeg.decode_jpeg(content, "RGB", strict=True, **options)
+    except ValueError as error:
+        # bytes between two markers harm nothing; what else libjpeg warns of is a part that it filled with grey
+        if "extraneous" not in str(error):
+            raise
+        pixels = simplejpeg.decode_jpeg(content, "RGB", strict=False, **options)
+    width, height = image.size if orientation < 5 else image.size[::-1]
+    return Decoded(_upright(pixels, orientation), width, height)
+
+
+def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
+    """Undo an EXIF orientation, 1 to 8, as `ImageOps.exif_transpose` does."""
+    if orientation in (5, 6, 7, 8):
+        pixels = pixels.transpose(1, 0, 2)
+    if orientation in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    if orientation in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(pixels)
+
+
 def _grey_to_uint8(grey: NDArray[Any]) -> NDArray[np.uint8]:
-    values = np.nan_to_num(grey.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    values = np.nan_to_num(grey.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
     # by the sensor's range where one fits, so that a dark image stays darker than a bright one
     ranges = (1.0, 255.0) if grey.dtype.kind == "f" else (255.0, 1023.0, 4095.0, 16383.0, 65535.0)
@@ -54,21 +203,3 @@ def _grey_to_uint8(grey: NDArray[Any]) -> NDArray[np.uint8]:
     if low < 0 or top is None:
         values, top = values - low, max(high - low, 1e-12)
     return np.rint(values * (255.0 / top)).astype(np.uint8)
-
-
-def show_png(spec: str, file: str, out: Path, home: Path) -> None:
-    """Write `file` of a data set as the loader sees it, before resizing and augmentation, to the PNG `out`.
-
-    Raises:
-        DataError: there is no such file in the data set, it can't be read, or `out` can't be written.
-    """
-    root = open_source(spec, home).root
-    path = root / file
-    if not path.is_file() or not path.resolve().is_relative_to(root.resolve()):
-        raise DataError(f"'{spec}' has no file '{file}'.", fix="Give its path relative to the data's root.")
-    packed = io.BytesIO()
-    Image.fromarray(load_rgb(path)).save(packed, format="PNG")
-    try:
-        Path(out).write_bytes(packed.getvalue())
-    except OSError as error:
-        raise DataError(f"'{out}' can't be written: {error.strerror}.", fix="Choose another --out.") from error

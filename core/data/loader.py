@@ -1,66 +1,108 @@
-"""Batches of equal shape from a packed cache, and one thread that prepares them ahead."""
+"""Batches of equal shape from packed images, and threads that prepare them ahead."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Generator, Iterable, Iterator
+import os
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from core.config import Augmentation
-from core.data.augment import crop_margin, draw_views, reflected
+from core.config import Sampling
+from core.data.augment import (
+    Mix,
+    Recipe,
+    augment_pixels,
+    crop_margin,
+    draw_resized_crops,
+    draw_views,
+    reflected,
+)
+from core.data.images import resize
+from core.data.sampling import epoch_order
 
 PADDING_LABEL = -100
+MAX_WORKERS = 8
 T = TypeVar("T")
+Pixels = NDArray[np.void]
+"""(height, width) items of three bytes, so that a crop or a mirror moves pixels and not bytes."""
+
+
+class Images(Protocol):
+    """Pictures by number; `heights` and `widths` hold their sizes in pixels."""
+
+    heights: NDArray[np.int64]
+    widths: NDArray[np.int64]
+
+    def pixels(self, number: int) -> Pixels | None: ...
 
 
 @dataclass
 class Batch:
-    """images (batch, 3, height, width) uint8; labels (batch,) int64, `PADDING_LABEL` from `num_real` on."""
+    """A batch on the host.
+
+    Attributes:
+        images: (batch, 3, height, width) uint8, channels last in memory.
+        labels: (batch,) int64, `PADDING_LABEL` where an image is padding or lost.
+        num_real: images that count.
+        mix: how images and labels are blended, the same for a whole run: always there, or never.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor
     num_real: int
+    mix: Mix | None = None
 
 
 class BatchLoader:
     """Hands out a set of images in batches that all have the same shape.
 
     A short last training batch is filled with images drawn anew; a short last evaluation batch is padded.
-    A set smaller than the batch size is one batch of the set's size.
+    A set smaller than the batch size is one batch of the set's size. A batch is fully determined by seed, epoch and
+    its place in the epoch, however many threads prepare it and wherever a run is taken up again.
 
     Args:
-        images: (n, side, side, 3) uint8, side at least `image_size`.
-        labels: (n,) class indices.
+        images: the pictures of the whole data set.
+        numbers: (n,) which of them are in this set.
+        labels: (n,) their class indices.
+        recipe: what training images go through; None for evaluation, which has no randomness and keeps the order.
+        image_size: side of the square that the model sees; no picture's side is shorter.
+        interpolation: bilinear or bicubic, for random resized crops.
+        fill: the colour of erased parts.
+        workers: threads that prepare batches ahead; 0 prepares each when it is asked for.
     """
 
     def __init__(
         self,
-        images: NDArray[np.uint8],
+        images: Images,
+        numbers: NDArray[np.int64],
         labels: NDArray[np.int64],
         batch_size: int,
         *,
-        train: bool,
+        recipe: Recipe | None,
         image_size: int,
-        augmentation: Augmentation,
-        seed: int,
+        interpolation: str = "bilinear",
+        sampling: Sampling = "shuffle",
+        fill: tuple[int, int, int] = (0, 0, 0),
+        seed: int = 0,
+        workers: int = 0,
     ) -> None:
-        side = images.shape[1]
+        self._images, self._numbers, self._labels = images, numbers, labels
+        self._recipe, self._size, self._interpolation = recipe, image_size, interpolation
+        self._sampling, self._fill, self._seed, self._workers = sampling, fill, seed, workers
+        heights, widths = images.heights[numbers], images.widths[numbers]
+        side = int(min(heights.min(), widths.min())) if len(numbers) else image_size
         if side < image_size:
             raise ValueError(f"images of {side} px can't be cut to {image_size} px")
-        self._augmentation: Augmentation = augmentation if train else "none"
-        margin = crop_margin(side, image_size, self._augmentation)
-        self._index = reflected(side, margin) if margin else None
-        self._room = side + 2 * margin - image_size
-        # three bytes as one item, so that a crop or a mirror moves pixels and not bytes
-        self._pixels = np.ascontiguousarray(images).view("V3")[..., 0] if len(images) else images
-        self._labels = labels
-        self._train, self._size, self._seed = train, image_size, seed
+        margin = crop_margin(side, image_size, recipe.geometry) if recipe else 0
+        self._reflected = reflected(side, margin) if margin else None
+        self._side = side + 2 * margin
         self.batch_size = min(batch_size, len(labels))
 
     @property
@@ -68,75 +110,124 @@ class BatchLoader:
         """Batches of an epoch."""
         return -(-len(self._labels) // self.batch_size) if self.batch_size else 0
 
-    def epoch(self, n: int) -> Iterator[Batch]:
-        """The batches of epoch `n`, fully determined by the seed and `n`; evaluation keeps the set's order."""
-        generator = np.random.default_rng([self._seed, n])
-        num = len(self._labels)
-        order = generator.permutation(num) if self._train else np.arange(num)
-        for start in range(0, num, self.batch_size or 1):
-            chosen = order[start : start + self.batch_size]
-            missing = self.batch_size - len(chosen)
-            if missing and self._train:
-                chosen = np.concatenate([chosen, generator.choice(order[:start], missing, replace=False)])
-            yield self._batch(chosen, generator)
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """Places in the set of the images that an epoch shows, in order."""
+        if self._recipe is None:
+            return np.arange(len(self._labels))
+        return epoch_order(self._labels, np.random.default_rng([self._seed, epoch]), self._sampling)
 
-    def _batch(self, chosen: NDArray[np.int64], generator: np.random.Generator) -> Batch:
-        size = self._size
-        pixels = np.zeros((self.batch_size, size, size), dtype="V3")
-        corners, mirrored = draw_views(generator, len(chosen), self._room, self._augmentation)
-        for place, (index, (top, left), mirror) in enumerate(zip(chosen, corners, mirrored, strict=True)):
-            image = self._pixels[index]
-            if self._index is None:
-                view = image[top : top + size, left : left + size]
-            else:
-                view = image[np.ix_(self._index[top : top + size], self._index[left : left + size])]
-            pixels[place] = view[:, ::-1] if mirror else view
+    def epoch(self, epoch: int, first: int = 0) -> Generator[Batch, None, None]:
+        """The batches of an epoch from the place `first` on, prepared ahead; closing it ends the threads.
+
+        Raises:
+            DataError: the images can't be read any more.
+        """
+        order = self.order(epoch)
+        jobs = (partial(self._batch, order, epoch, place) for place in range(first, self.num_batches))
+        return in_order(jobs, self._workers)
+
+    def _batch(self, order: NDArray[np.int64], epoch: int, place: int) -> Batch:
+        generator = np.random.default_rng([self._seed, epoch, place])
+        start = place * self.batch_size
+        chosen = order[start : start + self.batch_size]
+        missing = self.batch_size - len(chosen)
+        if missing and self._recipe is not None:
+            chosen = np.concatenate([chosen, generator.choice(order[:start], missing, replace=False)])
         labels = np.full(self.batch_size, PADDING_LABEL, dtype=np.int64)
-        labels[: len(chosen)] = self._labels[chosen]
-        images = torch.from_numpy(pixels.view(np.uint8).reshape(self.batch_size, size, size, 3))
-        return Batch(images.permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels), len(chosen))
+        pixels = np.zeros((self.batch_size, self._size, self._size), dtype="V3")
+        views = self._views(chosen, generator)
+        for row, index in enumerate(chosen):
+            label = self._labels[index]
+            picture = self._images.pixels(int(self._numbers[index]))
+            if picture is None and self._recipe is not None:
+                picture, label = self._other(order, start + row)
+            if picture is not None:
+                pixels[row], labels[row] = views(row, picture), label
+        images = torch.from_numpy(pixels.view(np.uint8).reshape(self.batch_size, self._size, self._size, 3))
+        images, mix = images.permute(0, 3, 1, 2), None
+        if self._recipe is not None and not self._recipe.is_plain:
+            images, mix = augment_pixels(images, self._recipe, generator, self._fill)
+        return Batch(images, torch.from_numpy(labels), int((labels != PADDING_LABEL).sum()), mix)
+
+    def _other(self, order: NDArray[np.int64], place: int) -> tuple[Pixels | None, int]:
+        """The next image of the order that is not lost, in place of one that is."""
+        for step in range(1, len(order)):
+            index = order[(place + step) % len(order)]
+            picture = self._images.pixels(int(self._numbers[index]))
+            if picture is not None:
+                return picture, int(self._labels[index])
+        return None, PADDING_LABEL
+
+    def _views(self, chosen: NDArray[np.int64], generator: np.random.Generator) -> Callable[[int, Pixels], Pixels]:
+        """What is seen of each picture: a function of its row in the batch and its pixels."""
+        size, recipe = self._size, self._recipe
+        if recipe is not None and recipe.geometry == "resized_crop":
+            numbers = self._numbers[chosen]
+            boxes = draw_resized_crops(
+                generator, self._images.heights[numbers], self._images.widths[numbers], recipe.crop_scale_min
+            )
+            flips = generator.random(len(chosen)) < 0.5
+            return lambda row, picture: _mirrored(self._resized(picture, boxes[row]), bool(flips[row]))
+        corners, mirrored = draw_views(
+            generator, len(chosen), self._side - size, recipe.geometry if recipe else "none"
+        )
+        if recipe is not None and recipe.geometry == "crop":
+            return lambda row, picture: _mirrored(self._cropped(picture, corners[row]), bool(mirrored[row]))
+        return lambda row, picture: _mirrored(_centre(picture, size), bool(mirrored[row]))
+
+    def _cropped(self, picture: Pixels, corner: NDArray[np.int64]) -> Pixels:
+        top, left = corner
+        if self._reflected is not None:
+            return picture[np.ix_(self._reflected[top : top + self._size], self._reflected[left : left + self._size])]
+        return picture[top : top + self._size, left : left + self._size]
+
+    def _resized(self, picture: Pixels, box: NDArray[np.int64]) -> Pixels:
+        # a substitute for a lost image may be smaller than the box that was drawn for it
+        height, width = min(int(box[2]), picture.shape[0]), min(int(box[3]), picture.shape[1])
+        top, left = min(int(box[0]), picture.shape[0] - height), min(int(box[1]), picture.shape[1] - width)
+        part = np.ascontiguousarray(picture[top : top + height, left : left + width])
+        colours = part.view(np.uint8).reshape(height, width, 3)
+        resized = resize(colours, self._size, self._size, self._interpolation)
+        return resized.view("V3")[..., 0]
 
 
-def prefetch(iterator: Iterable[T], depth: int = 2) -> Generator[T, None, None]:
-    """Iterate in one background thread that keeps up to `depth` items ready.
+def _mirrored(picture: Pixels, is_mirrored: bool) -> Pixels:
+    return picture[:, ::-1] if is_mirrored else picture
 
-    An error of the iterator is raised here; closing this generator ends the thread before it returns.
+
+def _centre(picture: Pixels, size: int) -> Pixels:
+    top, left = (picture.shape[0] - size) // 2, (picture.shape[1] - size) // 2
+    return picture[top : top + size, left : left + size]
+
+
+def num_workers(wanted: int, device_kind: str) -> int:
+    """Threads that prepare batches: as wanted, else one beside a CPU that trains, and more beside another device."""
+    if wanted:
+        return wanted
+    return 1 if device_kind == "cpu" else min(MAX_WORKERS, max(1, (os.cpu_count() or 1) - 1))
+
+
+def in_order(jobs: Iterable[Callable[[], T]], workers: int) -> Generator[T, None, None]:
+    """The results of jobs in their order, done ahead by threads so that two for each thread are ready or under way.
+
+    An error of a job is raised in its turn; closing this generator ends the threads before it returns.
+
+    Args:
+        workers: 0 does each job when its result is asked for, in the calling thread.
     """
-    ready: queue.Queue[tuple[str, Any]] = queue.Queue(maxsize=depth)
-    closed = threading.Event()
-
-    def put(kind: str, value: Any) -> bool:
-        while not closed.is_set():
-            try:
-                ready.put((kind, value), timeout=0.05)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
-        try:
-            for item in iterator:
-                if not put("item", item):
-                    return
-            put("end", None)
-        except BaseException as error:  # raised again in the consumer
-            put("error", error)
-        finally:
-            close = getattr(iterator, "close", None)
-            if close is not None:
-                close()
-
-    thread = threading.Thread(target=work, name="prefetch", daemon=True)
-    thread.start()
+    if not workers:
+        for job in jobs:
+            yield job()
+        return
+    waiting = iter(jobs)
+    ahead: deque[Future[T]] = deque()
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="loader")
     try:
-        while True:
-            kind, value = ready.get()
-            if kind == "end":
-                return
-            if kind == "error":
-                raise value
-            yield value
+        for job in waiting:
+            ahead.append(pool.submit(job))
+            if len(ahead) > 2 * workers:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
     finally:
-        closed.set()
-        thread.join()
+        pool.shutdown(wait=True, cancel_futures=True)

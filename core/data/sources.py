@@ -1,165 +1,192 @@
-"""Where images come from: a folder, a zip that is unpacked once, or a built-in data set."""
+"""Where images come from: a SPEC becomes a folder of class folders on disk, fetched and unpacked once.
+
+A SPEC is a folder, a .zip or .tar, the web address of one, or builtin:NAME, torchvision:NAME, imagenetv2[:VARIANT] or
+hf:REPO[:CONFIG].
+"""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import re
-import shutil
-import stat
-import tempfile
-import zipfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.data.builtin import BUILTIN, builtin_zip
+from core.data.archives import DamagedArchiveError, Skipped, kind_of, stem_of, unpack
+from core.data.builtin import locate_builtin, open_digits
+from core.data.download import fetch, name_of
+from core.data.exports import Exported
+from core.data.huggingface import locate_hf, open_hf
+from core.data.imagenet import (
+    ABOUT_IMAGENETV2,
+    VARIANTS,
+    has_numbered_classes,
+    imagenet_names,
+    imagenetv2_url,
+    is_imagenetv2,
+)
+from core.data.progress import Progress, quiet
+from core.data.torchvision_sets import open_torchvision, torchvision_name
 from core.errors import DataError
+from core.files import remove
 
-MAX_UNPACKED_BYTES = 50 * 2**30
-MAX_RATIO = 200
-"""A zip that unpacks to over 1 GiB may grow by this factor at most."""
-_UTF8_FLAG, _ENCRYPTED_FLAG = 0x800, 0x1
-_REMOTE = re.compile(r"(torchvision|imagenetv2|hf)(:|$)")
-
-
-@dataclass(frozen=True)
-class Skipped:
-    """A file that is not used, by its name relative to the data's root (or in the zip), and why."""
-
-    file: str
-    why: str
+__all__ = ["Skipped", "Source", "locate", "open_source"]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A folder of images on disk, and what of the original did not get there."""
+    """A folder of images on disk, and what of the original did not get there.
+
+    Attributes:
+        skipped: entries of an archive that are not in the folder, and why.
+        ignored: entries of an archive that are system files and not in the folder.
+        classes: fixed class names; then the class folders are called by their numbers, 0 and up.
+        about: what a person should know of these data, "" where nothing.
+    """
 
     spec: str
     root: Path
     skipped: tuple[Skipped, ...] = ()
+    ignored: tuple[str, ...] = ()
+    classes: tuple[str, ...] | None = None
+    about: str = ""
 
 
-def locate(spec: str) -> Path:
-    """The folder or zip that a data SPEC stands for; nothing is read or unpacked.
-
-    Raises:
-        DataError: there is no such folder, zip or data set.
-    """
-    if spec.startswith("builtin:"):
-        return builtin_zip(spec.removeprefix("builtin:"))
-    path = Path(spec).expanduser()
-    if path.is_dir():
-        return path.resolve()
-    if path.is_file():
-        if zipfile.is_zipfile(path):
-            return path
-        raise DataError(f"'{spec}' is neither a folder nor a readable .zip.", fix="Give a folder or a .zip file.")
-    if _REMOTE.match(spec):
-        raise DataError(
-            f"'{spec}' can't be fetched by this version.",
-            fix=f"Download it and give its folder or .zip, or choose builtin:{next(iter(BUILTIN))}.",
-        )
-    raise DataError(
-        f"There is no folder or .zip '{spec}'.", fix="Check the path; a built-in set is written builtin:NAME."
-    )
-
-
-def open_source(spec: str, home: Path) -> Source:
-    """The folder that a data SPEC stands for; a zip is unpacked below `home` the first time.
+def locate(spec: str) -> None:
+    """Check that a data SPEC stands for something; nothing is fetched or unpacked.
 
     Raises:
-        DataError: there is no such folder, zip or data set, or the zip can't be unpacked safely.
+        DataError: there is no such path, address or data set, or a package that it needs is not installed.
     """
-    path = locate(spec)
-    return Source(spec, path) if path.is_dir() else _open_zip(spec, path, home)
+    kind, name = _divided(spec)
+    if kind == "builtin":
+        locate_builtin(name)
+    elif kind == "torchvision":
+        torchvision_name(name)
+    elif kind == "hf":
+        locate_hf(name)
+    elif kind == "url":
+        name_of(spec)
+    elif kind == "imagenetv2" and _is_variant(name):
+        imagenetv2_url(name)
+    else:
+        _locate_path(spec, name)
 
 
-def _open_zip(spec: str, path: Path, home: Path) -> Source:
+def open_source(spec: str, home: Path, progress: Progress = quiet) -> Source:
+    """The folder that a data SPEC stands for; what is fetched, unpacked or written out is kept below `home`.
+
+    Args:
+        progress: told of "downloading" (bytes), "unpacking" (files) and "exporting images".
+
+    Raises:
+        DataError: there is no such data, they can't be fetched, or they can't be unpacked safely.
+    """
+    locate(spec)
     try:
-        with zipfile.ZipFile(path) as archive, path.open("rb") as raw:
-            digest = hashlib.file_digest(raw, "sha256").hexdigest()[:16]
-            entries, skipped = _plan(archive)
-            folder = home.resolve() / "data" / f"{path.stem}-{digest}"
-            if not folder.is_dir():
-                _check_size(spec, path, entries, home)
-                _unpack(archive, entries, folder)
-    except (zipfile.BadZipFile, zlib.error, OSError, NotImplementedError) as error:
-        raise DataError(f"'{spec}' can't be unpacked: {error}.", fix="Make the .zip anew, or give a folder.") from error
-    return Source(spec, folder, tuple(skipped))
-
-
-def _plan(archive: zipfile.ZipFile) -> tuple[list[tuple[zipfile.ZipInfo, str]], list[Skipped]]:
-    infos = archive.infolist()
-    encoding = _name_encoding([info for info in infos if not info.flag_bits & _UTF8_FLAG])
-    entries, skipped = [], []
-    for info in infos:
-        name = info.orig_filename
-        if not info.flag_bits & _UTF8_FLAG:
-            name = name.encode("cp437").decode(encoding)
-        target = _safe_name(name)
-        if target is None or stat.S_ISLNK(info.external_attr >> 16):
-            skipped.append(Skipped(name, "unsafe_path"))
-        elif info.flag_bits & _ENCRYPTED_FLAG:
-            skipped.append(Skipped(name, "encrypted"))
-        elif target:
-            entries.append((info, target + "/" * name.endswith(("/", "\\"))))
-    return entries, skipped
-
-
-def _name_encoding(infos: list[zipfile.ZipInfo]) -> str:
-    # macOS writes UTF-8 without the flag, a Japanese Windows writes cp932; cp437 is what the format says
-    names = [info.orig_filename.encode("cp437") for info in infos]
-    for encoding in ("utf-8", "cp932"):
-        try:
-            for name in names:
-                name.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        return encoding
-    return "cp437"
-
-
-def _safe_name(name: str) -> str | None:
-    name = name.replace("\\", "/")
-    parts = [part for part in name.split("/") if part not in ("", ".")]
-    if name.startswith("/") or ".." in parts or "\0" in name or re.match(r"[A-Za-z]:", name):
-        return None
-    return "/".join(parts)
-
-
-def _check_size(spec: str, path: Path, entries: list[tuple[zipfile.ZipInfo, str]], home: Path) -> None:
-    total = sum(info.file_size for info, _ in entries)
-    if total > MAX_UNPACKED_BYTES or (total > 2**30 and total > MAX_RATIO * path.stat().st_size):
+        return _open(spec, home.expanduser().resolve(), progress)
+    except OSError as error:
         raise DataError(
-            f"'{spec}' would unpack to {total / 2**30:.1f} GiB, which is over the limit.",
-            fix="Unpack it yourself and give the folder.",
-        )
-    home.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(home).free
-    if total > free:
-        raise DataError(
-            f"'{spec}' unpacks to {total / 2**30:.1f} GiB, and {home} has {free / 2**30:.1f} GiB left.",
-            fix="Free some space, or choose another --home.",
-        )
+            f"'{spec}' can't be opened: {error.strerror or error}{f' ({error.filename})' if error.filename else ''}.",
+            fix="Check the permissions and the space on the disk.",
+        ) from error
 
 
-def _unpack(archive: zipfile.ZipFile, entries: list[tuple[zipfile.ZipInfo, str]], folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unpacking-"))
+def _open(spec: str, home: Path, progress: Progress) -> Source:
+    kind, name = _divided(spec)
+    if kind == "builtin":
+        archive = locate_builtin(name)
+        return _unpacked(spec, archive, home, progress) if archive else _exported(spec, open_digits(home, progress))
+    if kind == "torchvision":
+        return _exported(spec, open_torchvision(name, home, progress))
+    if kind == "hf":
+        return _exported(spec, open_hf(name, home, progress))
+    if kind == "url":
+        return _fetched(spec, spec, home, progress)
+    if kind == "imagenetv2":
+        return _open_imagenetv2(spec, name, home, progress)
+    return _opened(spec, Path(name).expanduser(), home, progress)
+
+
+def _divided(spec: str) -> tuple[str, str]:
+    """The kind of source, and the name or path within it."""
+    kind, colon, name = spec.partition(":")
+    if spec.lower().startswith(("http://", "https://")):
+        return "url", spec
+    if (colon and kind in ("builtin", "torchvision", "hf", "imagenetv2")) or (
+        spec == "imagenetv2" and not _exists(spec)
+    ):
+        return kind, name
+    return "path", spec
+
+
+def _is_variant(name: str) -> bool:
+    return name in VARIANTS or not _exists(name)
+
+
+def _exists(path: str) -> bool:
     try:
-        for info, name in entries:
-            target = temporary / name
-            if name.endswith("/"):
-                target.mkdir(parents=True, exist_ok=True)
-                continue
-            target.parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(info) as packed, target.open("wb") as out:
-                shutil.copyfileobj(packed, out, 2**20)
-        try:
-            os.rename(temporary, folder)
-        except OSError:
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        return bool(path) and Path(path).expanduser().exists()
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, an unknown home
+        return False
+
+
+def _locate_path(spec: str, name: str) -> None:
+    if not _exists(name):
+        raise DataError(
+            f"There is no folder, .zip or .tar '{spec}'.",
+            fix="Check the path; other data are written builtin:NAME, torchvision:NAME, imagenetv2 or hf:NAME.",
+        )
+    path = Path(name).expanduser()
+    try:
+        is_usable = path.is_dir() or (path.is_file() and kind_of(path) is not None)
+    except OSError as error:
+        raise DataError(f"'{spec}' can't be read: {error.strerror}.", fix="Check its permissions.") from error
+    if not is_usable:
+        raise DataError(f"'{spec}' is neither a folder nor a .zip or .tar.", fix="Give a folder, a .zip or a .tar.")
+
+
+def _opened(spec: str, path: Path, home: Path, progress: Progress) -> Source:
+    if not path.is_dir():
+        return _unpacked(spec, path, home, progress)
+    root = path.resolve()
+    return _recognised(Source(spec, root), root.name)
+
+
+def _unpacked(spec: str, path: Path, home: Path, progress: Progress) -> Source:
+    unpacked = unpack(spec, path, home, progress)
+    return _recognised(Source(spec, unpacked.root, unpacked.skipped), stem_of(path.name))
+
+
+def _fetched(spec: str, url: str, home: Path, progress: Progress) -> Source:
+    path = fetch(url, home / "downloads", progress)
+    if kind_of(path) is None:
+        remove(path)
+        raise DataError(f"What '{url}' gives is neither a .zip nor a .tar.", fix="Give the address of an archive.")
+    try:
+        return _unpacked(spec, path, home, progress)
+    except DamagedArchiveError:
+        # so that the next try fetches it anew
+        remove(path)
+        raise
+
+
+def _open_imagenetv2(spec: str, name: str, home: Path, progress: Progress) -> Source:
+    if _is_variant(name):
+        return _named(_fetched(spec, imagenetv2_url(name), home, progress))
+    source = _opened(spec, Path(name).expanduser(), home, progress)
+    if not has_numbered_classes(source.root):
+        raise DataError(
+            f"'{name}' is not ImageNetV2: its class folders are not called 0 to 999.",
+            fix="Give the folder or archive of ImageNetV2, or leave 'imagenetv2:' away.",
+        )
+    return _named(source)
+
+
+def _recognised(source: Source, name: str) -> Source:
+    return _named(source) if is_imagenetv2(name, source.root) else source
+
+
+def _named(source: Source) -> Source:
+    return Source(source.spec, source.root, source.skipped, source.ignored, imagenet_names(), ABOUT_IMAGENETV2)
+
+
+def _exported(spec: str, exported: Exported) -> Source:
+    return Source(spec, exported.root, classes=exported.classes, about=exported.about)

@@ -75,11 +75,9 @@ def build_model(
         ModelError: no such model, its weights can't be had or don't fit, or it doesn't take that image size.
     """
     library, bare = resolve(name)
-    prepare = _torchvision_preprocessing if library == "torchvision" else _timm_preprocessing
     construct = _construct_torchvision if library == "torchvision" else _construct_timm
-    own = prepare(bare, None)
-    looks = prepare(bare, image_size)
-    size = looks.image_size if looks.image_size != own.image_size else None
+    looks = preprocessing(name, image_size)
+    size = looks.image_size if looks.image_size != preprocessing(name, None).image_size else None
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = construct(bare, weights == "default", size)
@@ -97,6 +95,19 @@ def build_model(
     parts.choose_trainable(module, trainable)
     num_params, num_trainable = parts.count_parameters(module)
     return BuiltModel(module, looks, num_params, num_trainable)
+
+
+def preprocessing(name: str, image_size: int | None) -> Preprocessing:
+    """How a model wants its pictures, without building it.
+
+    Args:
+        name, image_size: as `build_model` takes them.
+
+    Raises:
+        ModelError: there is no such model.
+    """
+    library, bare = resolve(name)
+    return (_torchvision_preprocessing if library == "torchvision" else _timm_preprocessing)(bare, image_size)
 
 
 def _torchvision_preprocessing(bare: str, image_size: int | None) -> Preprocessing:

@@ -1,0 +1,221 @@
+"""What a data set holds, as charts, tables and files; values in, values out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.charts import PALETTE, TRAINING_COLOUR, VALIDATION_COLOUR
+from core.data.dataset import FEW_IMAGES, Dataset
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+SPLIT_WORDS = {"train": "Training", "val": "Validation", "test": "Test"}
+SPLIT_COLOURS = {"train": TRAINING_COLOUR, "val": VALIDATION_COLOUR, "test": PALETTE[2]}
+MOST_BARS = 40
+"""With more classes there are ranks instead of a bar for each."""
+MOST_POINTS = 2000
+"""A chart gets no more points in a trace."""
+NAMED_FILES = 5
+_BINS = 48
+Counts = dict[str, NDArray[np.int64]]
+
+
+def class_counts(dataset: Dataset) -> Counts:
+    """Split to (classes,), the number of its images in each."""
+    num = len(dataset.classes)
+    return {
+        split: np.bincount(np.fromiter((item.label for item in items), np.int64, len(items)), minlength=num)
+        for split, items in dataset.splits.items()
+    }
+
+
+def class_table(dataset: Dataset) -> dict[str, Any]:
+    """Column to values, a row a class: its images in each split and together, and a note where training has few."""
+    counts = class_counts(dataset)
+    notes = ["none" if not num else "few" if num < FEW_IMAGES else "" for num in counts["train"].tolist()]
+    return {
+        "Class": dataset.classes,
+        "Images": sum(counts.values()),
+        **{SPLIT_WORDS[split]: values for split, values in counts.items()},
+        "Note": notes,
+    }
+
+
+def classes_figure(dataset: Dataset) -> go.Figure:
+    """The images of each class by split: a bar each in the order of the classes, or ranks where they are many."""
+    counts = class_counts(dataset)
+    if len(dataset.classes) <= MOST_BARS:
+        return _bars(dataset.classes, counts)
+    return _ranks(dataset.classes, counts)
+
+
+def sizes(dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(images,) widths and heights of all that are used."""
+    items = [item for part in dataset.splits.values() for item in part]
+    widths = np.fromiter((item.width for item in items), np.int64, len(items))
+    return widths, np.fromiter((item.height for item in items), np.int64, len(items))
+
+
+def size_groups(widths: NDArray[np.int64], heights: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(groups, 3): width, height and how many; sizes are put together where more than `MOST_POINTS` differ."""
+    pairs, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
+    if len(pairs) > MOST_POINTS:
+        edges = [np.geomspace(side.min(), side.max() + 1, _BINS + 1) for side in pairs.T]
+        centres = [np.rint(np.sqrt(edge[:-1] * edge[1:])).astype(np.int64) for edge in edges]
+        grid = np.histogram2d(pairs[:, 0], pairs[:, 1], edges, weights=counts)[0].astype(np.int64)
+        across, down = grid.nonzero()
+        pairs, counts = np.stack([centres[0][across], centres[1][down]], axis=1), grid[across, down]
+    return np.concatenate([pairs, counts[:, None]], axis=1)
+
+
+def sizes_figure(groups: NDArray[np.int64]) -> go.Figure:
+    """Width by height, a dot a size; larger and darker where more images have it."""
+    import plotly.graph_objects as go
+
+    widths, heights, counts = groups.T
+    share = np.sqrt(counts / counts.max())
+    dots = go.Scattergl(
+        x=widths,
+        y=heights,
+        customdata=counts,
+        mode="markers",
+        marker={"size": 6 + 16 * share, "color": TRAINING_COLOUR, "opacity": 0.35 + 0.5 * share},
+        hovertemplate="%{x} x %{y} px<br>%{customdata:,} images<extra></extra>",
+    )
+    figure = go.Figure(dots, layout=_layout(height=380))
+    sides = groups[:, :2]
+    kind = "log" if sides.max() > 20 * sides.min() else "linear"
+    figure.update_xaxes(title="Width (px)", type=kind)
+    figure.update_yaxes(title="Height (px)", type=kind)
+    return figure
+
+
+def sizes_in_words(widths: NDArray[np.int64], heights: NDArray[np.int64]) -> str:
+    """The usual, the smallest and the largest picture by area."""
+    if (widths == widths[0]).all() and (heights == heights[0]).all():
+        return f"All images have {widths[0]:,} x {heights[0]:,} pixels."
+    areas = widths * heights
+    low, high = int(areas.argmin()), int(areas.argmax())
+    return (
+        f"Median {np.median(widths):,.0f} x {np.median(heights):,.0f} px, "
+        f"smallest {widths[low]:,} x {heights[low]:,}, largest {widths[high]:,} x {heights[high]:,}."
+    )
+
+
+def enlarged_in_words(widths: NDArray[np.int64], heights: NDArray[np.int64], resize_size: int, image_size: int) -> str:
+    """How many pictures are enlarged for a model.
+
+    Args:
+        resize_size: the short side that they are brought to.
+        image_size: the side of the square that the model sees.
+    """
+    num = int((np.minimum(widths, heights) < resize_size).sum())
+    seen = f"The short side is brought to {resize_size} px, and the model sees {image_size} x {image_size}"
+    if not num:
+        return f"{seen}: every image is large enough."
+    return f"{seen}: {num:,} of {len(widths):,} images are smaller and are enlarged."
+
+
+def duplicates_table(dataset: Dataset) -> dict[str, list[Any]]:
+    """Column to values, a row a group of files with equal bytes; what may harm comes first."""
+    split_of = {item.file: split for split, items in dataset.splits.items() for item in items}
+    rows = []
+    for group in dataset.duplicates:
+        splits = list(dict.fromkeys(SPLIT_WORDS[split_of[item.file]] for item in group))
+        labels = list(dict.fromkeys(dataset.classes[item.label] for item in group))
+        marks = [mark for mark, found in (("two classes", labels), ("two splits", splits)) if len(found) > 1]
+        files = [item.file for item in group[:NAMED_FILES]]
+        if len(group) > NAMED_FILES:
+            files.append(f"and {len(group) - NAMED_FILES:,} more")
+        rows.append((", ".join(marks), len(group), ", ".join(splits), ", ".join(labels), ", ".join(files)))
+    rows.sort(key=lambda row: (not row[0], -row[1]))
+    titles = ("Beware", "Copies", "Splits", "Classes", "Files")
+    return {title: [row[place] for row in rows] for place, title in enumerate(titles)}
+
+
+def report_csv(dataset: Dataset) -> str:
+    """What became of each file, a row each: used, skipped or ignored."""
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(["file", "outcome", "reason", "split", "class"])
+    for split, items in dataset.splits.items():
+        rows.writerows((item.file, "used", "", split, dataset.classes[item.label]) for item in items)
+    rows.writerows((item.file, "skipped", item.why, "", "") for item in dataset.skipped)
+    rows.writerows((file, "ignored", "", "", "") for file in dataset.ignored)
+    return text.getvalue()
+
+
+def report_json(dataset: Dataset) -> str:
+    """The report with the names of all files."""
+    return json.dumps(dataset.report(with_files=True), indent=2) + "\n"
+
+
+def _bars(classes: Sequence[str], counts: Counts) -> go.Figure:
+    import plotly.graph_objects as go
+
+    places = list(range(len(classes)))
+    figure = go.Figure(layout=_layout(height=90 + 24 * len(classes)))
+    for split, values in counts.items():
+        figure.add_bar(
+            name=SPLIT_WORDS[split],
+            x=values,
+            y=places,
+            customdata=classes,
+            orientation="h",
+            marker={"color": SPLIT_COLOURS[split]},
+            hovertemplate="%{customdata}: %{x:,}",
+        )
+    figure.update_layout(barmode="stack", bargap=0.25)
+    figure.update_xaxes(title="Images")
+    figure.update_yaxes(
+        tickvals=places, ticktext=[_short(name) for name in classes], range=[len(classes) - 0.4, -0.6], automargin=True
+    )
+    return figure
+
+
+def _ranks(classes: Sequence[str], counts: Counts) -> go.Figure:
+    import plotly.graph_objects as go
+
+    order = np.argsort(-np.sum(list(counts.values()), axis=0), kind="stable")
+    ranks = np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_POINTS)).round().astype(np.int64))
+    names = [_short(classes[label]) for label in order[ranks]]
+    figure = go.Figure(layout=_layout(height=340))
+    for place, (split, values) in enumerate(counts.items()):
+        figure.add_scatter(
+            name=SPLIT_WORDS[split],
+            x=ranks + 1,
+            y=values[order[ranks]],
+            customdata=names,
+            stackgroup="splits",
+            mode="lines",
+            line={"width": 1, "color": SPLIT_COLOURS[split], "shape": "hv"},
+            hovertemplate="%{y:,}" if place else "<b>%{customdata}</b>: %{y:,}",
+        )
+    figure.update_layout(hovermode="x unified")
+    figure.update_xaxes(title="Classes, largest first", range=[1, len(classes)])
+    figure.update_yaxes(title="Images", rangemode="tozero")
+    return figure
+
+
+def _short(name: str, most: int = 28) -> str:
+    # plotly reads tags in labels
+    name = name.replace("<", "‹").replace(">", "›")
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def _layout(*, height: int) -> dict[str, Any]:
+    return {
+        "height": height,
+        "margin": {"l": 8, "r": 8, "t": 32, "b": 8},
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "traceorder": "normal"},
+    }

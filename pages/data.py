@@ -1,0 +1,108 @@
+"""Data: what a data set holds, seen before it is trained on."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from core.config import field_errors
+from ui import data_views, forms
+from ui.registry import services
+from ui.scans import ScanJob
+
+SPLIT_FIELDS = ("val_percent", "seed", "val_duplicates")
+
+
+def look(anew: bool = False) -> None:
+    """Scan what the form asks for."""
+    services().scans.scan(data_views.scan_key(), anew=anew)
+
+
+def take_upload(key: str) -> None:
+    """Keep the uploaded archive, choose it, and look at it."""
+    upload = st.session_state.get(key)
+    if upload is None:
+        return
+    try:
+        path = data_views.keep_upload(upload, upload.name, services().store.home)
+    except OSError as error:
+        st.session_state["upload_problem"] = f"The upload can't be kept: {error.strerror or error}."
+        return
+    st.session_state[forms.key_of("data")] = str(path)
+    # another key is another widget: the bytes in memory go with the old one
+    st.session_state["uploads"] = st.session_state.get("uploads", 0) + 1
+    look()
+
+
+def draw_choice(job: ScanJob | None) -> None:
+    problems = field_errors(forms.values())
+    is_running = job is not None and job.state == "running"
+    with st.container(border=True):
+        forms.field("data", problems, options=data_views.data_options(services().store))
+        with st.expander("How it is divided", icon=":material/call_split:"):
+            for column, name in zip(st.columns(len(SPLIT_FIELDS)), SPLIT_FIELDS, strict=True):
+                with column:
+                    forms.field(name, problems)
+        draw_upload()
+        cannot = is_running or bool(problems.keys() & {"data", *SPLIT_FIELDS})
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.button("Look at it", type="primary", icon=":material/search:", disabled=cannot, on_click=look)
+            if job is not None and not is_running:
+                st.button(
+                    "Rescan",
+                    icon=":material/refresh:",
+                    disabled=cannot,
+                    on_click=look,
+                    args=(True,),
+                    help="Decode every image again. Look at it reads only files that are new or changed.",
+                )
+            st.page_link("../pages/train.py", label="Train on it", icon=":material/model_training:")
+
+
+def draw_upload() -> None:
+    key = f"upload_{st.session_state.get('uploads', 0)}"
+    limit = st.get_option("server.maxUploadSize")
+    with st.expander("Upload an archive", icon=":material/upload:"):
+        st.file_uploader(
+            "A .zip or .tar of class folders",
+            data_views.UPLOAD_TYPES,
+            key=key,
+            on_change=take_upload,
+            args=(key,),
+            help=f"Up to {limit:,} MB. On a slow line, or for more, put the archive where this server can reach it and "
+            "give its path or web address above.",
+        )
+    if problem := st.session_state.pop("upload_problem", None):
+        st.error(problem)
+
+
+def draw_report(job: ScanJob) -> None:
+    dataset = job.dataset
+    if dataset is None:
+        return
+    data_views.header(dataset)
+    st.subheader("Classes", anchor=False)
+    data_views.classes(job)
+    st.subheader("Samples", anchor=False)
+    st.fragment(data_views.samples)(job)
+    st.subheader("First batch", anchor=False)
+    st.fragment(data_views.training_batch)(job)
+    st.subheader("Sizes", anchor=False)
+    data_views.image_sizes(job)
+    st.subheader("Left out", anchor=False)
+    st.fragment(data_views.left_out)(job)
+    st.subheader("Duplicates", anchor=False)
+    data_views.duplicates(job)
+
+
+st.title("Data", anchor=False)
+forms.fill_in()
+job = services().scans.find(data_views.scan_key())
+draw_choice(job)
+if job is None:
+    st.caption("Look at it shows what these data hold. Each image is decoded once; 100,000 take some minutes.")
+elif job.state == "running":
+    st.fragment(data_views.show_progress, run_every=0.5)(job)
+elif job.state == "failed":
+    st.error(f"**{data_views.escaped(job.problem)}** {data_views.escaped(job.fix)}", icon=":material/error:")
+else:
+    draw_report(job)
