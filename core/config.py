@@ -132,7 +132,7 @@ class RunConfig(BaseModel):
     )
     val_duplicates: ValDuplicates = Field(
         "keep",
-        title="Duplicates in validation",
+        title="Duplicates",
         description="Validation images that are byte for byte in training: keep and warn, or leave out.",
     )
     workers: int = Field(

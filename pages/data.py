@@ -33,9 +33,9 @@ def take_upload(key: str) -> None:
     look()
 
 
-def draw_choice(job: ScanJob | None) -> None:
+def draw_choice(state: str) -> None:
     problems = field_errors(forms.values())
-    is_running = job is not None and job.state == "running"
+    is_running = state == "running"
     with st.container(border=True):
         forms.field("data", problems, options=data_views.data_options(services().store))
         with st.expander("How it is divided", icon=":material/call_split:"):
@@ -46,7 +46,7 @@ def draw_choice(job: ScanJob | None) -> None:
         cannot = is_running or bool(problems.keys() & {"data", *SPLIT_FIELDS})
         with st.container(horizontal=True, vertical_alignment="center"):
             st.button("Look at it", type="primary", icon=":material/search:", disabled=cannot, on_click=look)
-            if job is not None and not is_running:
+            if state and not is_running:
                 st.button(
                     "Rescan",
                     icon=":material/refresh:",
@@ -97,12 +97,14 @@ def draw_report(job: ScanJob) -> None:
 st.title("Data", anchor=False)
 forms.fill_in()
 job = services().scans.find(data_views.scan_key())
-draw_choice(job)
+# read once: the scan may end while the page is drawn
+state = job.state if job is not None else ""
+draw_choice(state)
 if job is None:
     st.caption("Look at it shows what these data hold. Each image is decoded once; 100,000 take some minutes.")
-elif job.state == "running":
+elif state == "running":
     st.fragment(data_views.show_progress, run_every=0.5)(job)
-elif job.state == "failed":
+elif state == "failed":
     st.error(f"**{data_views.escaped(job.problem)}** {data_views.escaped(job.fix)}", icon=":material/error:")
 else:
     draw_report(job)

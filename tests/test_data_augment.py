@@ -126,6 +126,12 @@ def test_where_no_try_fits_the_crop_is_the_largest_central_one(height: int, widt
     assert tuple(crop) == expected
 
 
+def test_the_ratio_is_width_over_height():
+    sides = np.full(500, 400)
+    _, _, height, width = draw_resized_crops(np.random.default_rng(0), sides, sides, 0.1, ratio=(1.5, 3.0)).T
+    assert (width > 1.4 * height).all() and (width < 3.2 * height).all() and (width > 2.5 * height).any()
+
+
 def test_a_full_crop_of_a_square_without_a_choice_of_ratio_is_the_image():
     [crop] = draw_resized_crops(np.random.default_rng(0), np.array([50]), np.array([50]), 1.0, ratio=(1.0, 1.0))
     assert tuple(crop) == (0, 0, 50, 50)

@@ -18,14 +18,18 @@ from ui import registry
 MAIN = str(Path(__file__).resolve().parents[1] / "ui" / "main.py")
 
 
+def pages_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """The pages' store, with a worker that only counts how often it is woken."""
+    store = Store(home)
+    woken: list[int] = []
+    worker = SimpleNamespace(wake=lambda: woken.append(1), woken=woken)
+    monkeypatch.setattr(registry._entry(), "services", registry.Services(store, worker))
+    return store
+
+
 @pytest.fixture
 def store(tmp_path, monkeypatch):
-    """The pages' store, with a worker that only counts how often it is woken."""
-    store = Store(tmp_path)
-    woken: list[int] = []
-    entry = registry._entry()
-    worker = SimpleNamespace(wake=lambda: woken.append(1), woken=woken)
-    monkeypatch.setattr(entry, "services", registry.Services(store, worker))
+    store = pages_store(tmp_path, monkeypatch)
     yield store
     store.close()
 

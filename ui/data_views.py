@@ -83,20 +83,26 @@ def header(dataset: Dataset) -> None:
     """The figures that matter, how they add up, and what a person should know."""
     splits = {split: len(items) for split, items in dataset.splits.items()}
     used = sum(splits.values())
-    figures_shown = {
+    cards = {
         "Images": used,
         **{figures.SPLIT_WORDS[split]: num for split, num in splits.items()},
         "Classes": len(dataset.classes),
         "Skipped": len(dataset.skipped),
         "Not pictures": len(dataset.ignored),
     }
-    with st.container(horizontal=True, gap="small"):
-        for title, num in figures_shown.items():
-            st.metric(title, f"{num:,}", border=True, width=132)
+    number_cards(cards)
     skipped, ignored = len(dataset.skipped), len(dataset.ignored)
     found = used + skipped + ignored
     st.caption(f"{found:,} files found = {used:,} used + {skipped:,} skipped + {ignored:,} not pictures")
     callouts(dataset.warnings, dataset.hints(), dataset.about)
+
+
+def number_cards(numbers: dict[str, int]) -> None:
+    """A card a number, as many in a row as there is room for."""
+    grid = st.grid("auto", min_column_width=104, gap="small")
+    for title, num in numbers.items():
+        with grid.cell():
+            st.metric(title, f"{num:,}", border=True)
 
 
 def callouts(warnings: Sequence[str], hints: Sequence[str], about: str = "") -> None:
@@ -189,9 +195,7 @@ def _pager(key: str, first: int, total: int) -> None:
 
 
 def _sample(split: str, item: Item, class_name: str) -> None:
-    with st.container(
-        height=THUMBNAIL + 8, border=False, horizontal_alignment="center", vertical_alignment="center", gap=None
-    ):
+    with st.container(height=THUMBNAIL, border=False, vertical_alignment="bottom", gap=None):
         try:
             st.image(_thumbnail(item.digest, str(item.path)), alt=item.file)
             problem = ""
@@ -245,8 +249,8 @@ def training_batch(job: ScanJob) -> None:
         st.markdown(":red[:material/error:] Some options on Train are out of their limits.")
         return
     config = RunConfig(**values)
-    shown = ", ".join(recipe_in_words(config)) or "nothing: the centre of each image"
-    st.markdown(f"On: {escaped(shown)} · seed {config.seed} · {escaped(config.model)}")
+    done = ", ".join(recipe_in_words(config)) or "none, the centre of each image"
+    st.markdown(f"Augmentation: {escaped(done)} · seed {config.seed} · {escaped(config.model)}")
     asked = (job.number, config.model_dump())
     if st.button("Show the first batch", icon=":material/grid_view:", key=f"show_batch_{job.number}"):
         try:

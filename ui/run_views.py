@@ -15,7 +15,7 @@ from core.config import RunConfig
 from core.data.dataset import SKIP_WORDS
 from core.data.figures import SPLIT_WORDS
 from core.errors import AppError
-from ui.data_views import callouts
+from ui.data_views import callouts, number_cards
 from ui.registry import services
 from ui.words import STATE_COLOURS, STATE_WORDS, percent, seconds_in_words
 
@@ -147,10 +147,8 @@ def _data(summary: dict[str, Any]) -> None:
         return
     used = {SPLIT_WORDS.get(split, split): num for split, num in told["used"].items()}
     skipped = told["skipped_by_reason"]
-    with st.container(horizontal=True):
-        shown = {**used, "Classes": len(summary["classes"]), "Skipped": sum(skipped.values())}
-        for title, num in {**shown, "Not pictures": told["ignored"]}.items():
-            st.metric(title, f"{num:,}", border=True, width=132)
+    left_out = {"Skipped": sum(skipped.values()), "Not pictures": told["ignored"]}
+    number_cards({**used, "Classes": len(summary["classes"]), **left_out})
     if skipped:
         st.caption("Skipped: " + " · ".join(f"{num:,} {SKIP_WORDS.get(why, why)}" for why, num in skipped.items()))
     lost = [event.payload for event in store.events(run_id, kinds=("ImageLost",))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import threading
 import warnings
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -28,6 +28,7 @@ BIG_PIXELS = 20_000_000
 _NOT_READ_HERE = {"EPS", "WMF", "PDF", "MPEG", "BUFR", "GRIB", "HDF5", "FITS"}
 _RAW_IN_TIFF = {"dng", "cr2", "nef", "nrw", "arw", "srf", "sr2", "orf", "rw2", "pef", "raw"}
 _ORIENTATION = 0x0112
+_EXIF_WITHIN = 2**18
 _big_picture = threading.Lock()
 
 
@@ -67,14 +68,13 @@ def decode(content: bytes, extension: str = "", at_least: int | None = None) -> 
         UnreadableError: the bytes are no picture that can be read here, or not a whole one.
     """
     try:
+        if size := _plain_jpeg_size(content):
+            with _room_for(*size):
+                return _decode_jpeg(content, *size, at_least)
         with Image.open(io.BytesIO(content), formats=_formats()) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise UnreadableError("too_large", f"{image.width} x {image.height} pixels are too many")
             if image.format == "TIFF" and extension.lower() in _RAW_IN_TIFF:
                 raise UnreadableError("unsupported_format")
-            with _big_picture if image.width * image.height > BIG_PIXELS else nullcontext():
-                if image.format in ("JPEG", "MPO") and image.mode in ("RGB", "L"):
-                    return _decode_jpeg(image, content, at_least)
+            with _room_for(*image.size):
                 pixels = np.array(to_rgb(ImageOps.exif_transpose(image)))
                 return Decoded(pixels, pixels.shape[1], pixels.shape[0])
     except UnreadableError:
@@ -129,9 +129,10 @@ def resize(image: NDArray[np.uint8], height: int, width: int, interpolation: str
         return image
     # torch warns of arrays that it could write to and must not
     whole = np.ascontiguousarray(image) if image.flags.writeable else image.copy()
-    tensor = torch.from_numpy(whole).permute(2, 0, 1)[None]
+    # numpy's own new axis has a stride of 0, in which torch would not see channels last and would transpose the result
+    tensor = torch.from_numpy(whole).unsqueeze(0).permute(0, 3, 1, 2)
     resized = functional.interpolate(tensor, (height, width), mode=interpolation, antialias=True)
-    return resized[0].permute(1, 2, 0).contiguous().numpy()
+    return resized.permute(0, 2, 3, 1)[0].contiguous().numpy()
 
 
 def show_png(root: Path, file: str, out: Path) -> None:
@@ -162,16 +163,36 @@ def _formats() -> list[str]:
     return [name for name in Image.OPEN if name not in _NOT_READ_HERE]
 
 
-def _decode_jpeg(image: Image.Image, content: bytes, at_least: int | None) -> Decoded:
+def _room_for(width: int, height: int) -> AbstractContextManager[Any]:
+    """What to hold while a picture of this size is decoded.
+
+    Raises:
+        UnreadableError: it has over `MAX_PIXELS` pixels.
+    """
+    if width * height > MAX_PIXELS:
+        raise UnreadableError("too_large", f"{width} x {height} pixels are too many")
+    return _big_picture if width * height > BIG_PIXELS else nullcontext()
+
+
+def _plain_jpeg_size(content: bytes) -> tuple[int, int] | None:
+    """Width and height of a grey or colour JPEG as it lies in the file; None for anything else."""
+    if content[:3] != b"\xff\xd8\xff":
+        return None
     try:
-        orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # a damaged EXIF block is no damage to the picture
-        orientation = 1
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)
+    except ValueError:
+        return None
+    return (width, height) if colours in ("YCbCr", "Gray") else None
+
+
+def _decode_jpeg(content: bytes, width: int, height: int, at_least: int | None) -> Decoded:
+    orientation = _orientation(content)
+    short = min(width, height)
     options: dict[str, Any] = {}
-    if at_least is not None and min(image.size) >= 4 * at_least:
+    if at_least is not None and short >= 4 * at_least:
         # the smallest of libjpeg's scales that keeps twice the pixels, so that the antialiased resize still decides
-        scale = next(scale for scale in (8, 4, 2) if min(image.size) >= 2 * scale * at_least or scale == 2)
-        options = {"min_height": image.height // scale, "min_width": image.width // scale}
+        scale = next(scale for scale in (8, 4, 2) if short >= 2 * scale * at_least or scale == 2)
+        options = {"min_height": height // scale, "min_width": width // scale}
     try:
         pixels = simplejpeg.decode_jpeg(content, "RGB", strict=True, **options)
     except ValueError as error:
@@ -179,8 +200,20 @@ def _decode_jpeg(image: Image.Image, content: bytes, at_least: int | None) -> De
         if "extraneous" not in str(error):
             raise
         pixels = simplejpeg.decode_jpeg(content, "RGB", strict=False, **options)
-    width, height = image.size if orientation < 5 else image.size[::-1]
+    if orientation > 4:
+        width, height = height, width
     return Decoded(_upright(pixels, orientation), width, height)
+
+
+def _orientation(content: bytes) -> int:
+    # most JPEGs have no EXIF block, and reading one takes a twentieth of the time of decoding
+    if content.find(b"Exif\0\0", 0, _EXIF_WITHIN) < 0:
+        return 1
+    try:
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # a damaged EXIF block is no damage to the picture
+        return 1
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
