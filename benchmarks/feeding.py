@@ -2,8 +2,8 @@
 
     python benchmarks/feeding.py [input] [pack] [limit] [devices] [memory] [scan]
 
-Without a name all are measured. Ratios are taken within one run, rounds of both sides in turn, and their median is given.
-Threads are fixed: 1 for `input`, 2 for the rest.
+Without a name all are measured. Ratios are taken within one run, rounds of both sides in turn, and their median is
+given. Threads are fixed: 1 for `input`, 2 for the rest.
 """
 
 from __future__ import annotations
@@ -67,7 +67,12 @@ def packed_loader(folder: Path, home: Path, geometry: str, workers: int = 0) -> 
 def usual_loader(folder: Path, workers: int = 0) -> DataLoader:
     """What most training scripts do: ImageFolder and torchvision's transforms on PIL images."""
     normalise = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    steps = [transforms.RandomResizedCrop(IMAGE_SIZE), transforms.RandomHorizontalFlip(), transforms.ToTensor(), normalise]
+    steps = [
+        transforms.RandomResizedCrop(IMAGE_SIZE),
+        transforms.RandomHorizontalFlip(),
+        transforms.ToTensor(),
+        normalise,
+    ]
     dataset = ImageFolder(folder, transforms.Compose(steps))
     return DataLoader(dataset, BATCH_SIZE, shuffle=True, drop_last=True, num_workers=workers)
 
@@ -123,9 +128,7 @@ def measure_pack(folder: Path) -> dict[str, object]:
                 started = time.perf_counter()
                 images = PackedImages(Path(home), Fit(RESIZE_SIZE, "bilinear", keeps_shape))
                 source = open_source(str(folder), Path(home))
-                dataset = scan(
-                    source, home=Path(home), seed=0, val_percent=20, sink=images.add, at_least=RESIZE_SIZE
-                )
+                dataset = scan(source, home=Path(home), seed=0, val_percent=20, sink=images.add, at_least=RESIZE_SIZE)
                 images.choose([*dataset.train, *dataset.val])
                 wall[name].append(time.perf_counter() - started)
                 images.close()
@@ -159,9 +162,7 @@ def measure_limit(folder: Path, home: Path) -> dict[str, object]:
     with ExitStack() as resources:
         run = home / "run"
         run.mkdir(exist_ok=True)
-        task = prepare(
-            config, device_kind="cpu", home=home, folder=run, emit=lambda event: None, resources=resources
-        )
+        task = prepare(config, device_kind="cpu", home=home, folder=run, emit=lambda event: None, resources=resources)
         task.save = lambda which, epoch: None
         packed, validation = task.train, task.val
         batch = next(iter(packed.epoch(1)))
@@ -250,7 +251,8 @@ for epoch in (1, 2):
     for batch in loader.epoch(epoch):
         pass
 done.set(); thread.join(); images.close()
-print(json.dumps({"GiB above the imports, scanning and packing": round((packed - base) / 2**30, 2), "in all": round((highest - base) / 2**30, 2)}))
+gib = {"scanning and packing": (packed - base) / 2**30, "with two epochs": (highest - base) / 2**30}
+print(json.dumps({"GiB above the imports": {name: round(value, 2) for name, value in gib.items()}}))
 """
 
 

@@ -16,7 +16,7 @@ NUM_CUTS = 60
 def make_photos(folder: Path, num: int, num_classes: int = 10) -> Path:
     """Write `num` photographs of 500 x 375 pixels, all of different bytes, into class folders.
 
-    There are `NUM_CUTS` different cuts; a comment in each file makes the copies differ, so that none is taken for another.
+    There are `NUM_CUTS` different cuts; a comment in each file makes the copies differ in their bytes.
     """
     cuts = _cuts()
     for number in range(num):
@@ -33,7 +33,8 @@ def _cuts() -> list[bytes]:
     cuts = []
     for number in range(NUM_CUTS):
         photo = photos[number % len(photos)]
-        width = int(generator.integers(min(photo.width, photo.height * 4 // 3) // 2, min(photo.width, photo.height * 4 // 3)))
+        widest = min(photo.width, photo.height * 4 // 3)
+        width = int(generator.integers(widest // 2, widest))
         height = width * 3 // 4
         left, top = generator.integers(0, [photo.width - width + 1, photo.height - height + 1])
         cut = photo.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))

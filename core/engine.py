@@ -6,9 +6,9 @@ No files, no threads and no clock of its own: what differs is passed in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -37,7 +37,7 @@ class Loader(Protocol):
     @property
     def num_batches(self) -> int: ...
 
-    def epoch(self, number: int) -> Iterator[Batch]: ...
+    def epoch(self, epoch: int) -> Generator[Batch, None, None]: ...
 
 
 class Control(Protocol):
@@ -65,7 +65,6 @@ class Task:
     num_classes: int
     save: Callable[[str, int], None]
     set_train_mode: Callable[[nn.Module], None]
-    prefetch: Callable[[Iterator[Batch]], Iterator[Batch]] = field(default=lambda batches: batches)
     class_weights: Tensor | None = None
 
     def __post_init__(self) -> None:
@@ -172,7 +171,7 @@ def train_epoch(
     compiles, compile_s = device.compile_count(), device.compile_seconds()
     stop = False
     emit(PhaseChanged("compiling" if step == 0 and device.kind == "xla" else "training", epoch))
-    with closing(task.prefetch(task.train.epoch(epoch))) as batches:  # type: ignore[type-var]
+    with closing(task.train.epoch(epoch)) as batches:
         timer.lap("other")
         for index, batch in enumerate(batches, start=1):
             step += 1
@@ -284,7 +283,7 @@ def evaluate(task: Task, timer: PhaseTimer) -> Figures:
     device = task.device
     task.model.eval()
     sums, compile_s = Sums(device.torch_device), device.compile_seconds()
-    with torch.no_grad(), closing(task.prefetch(task.val.epoch(0))) as batches:  # type: ignore[type-var]
+    with torch.no_grad(), closing(task.val.epoch(0)) as batches:
         for batch in batches:
             images, labels = device.place_batch(batch.images, batch.labels)
             logits = task.logits(images)

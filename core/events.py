@@ -150,7 +150,7 @@ PHASE_WORDS = {
 
 
 def progress_in_words(what: str, done: int, total: int) -> str:
-    """"reading images: 1,200 of 20,000"; bytes are told in MB."""
+    """ "reading images: 1,200 of 20,000"; bytes are told in MB."""
     if what == "downloading":
         return f"downloading: {done / 1e6:,.0f}{f' of {total / 1e6:,.0f}' if total else ''} MB"
     return f"{what}: {done:,}{f' of {total:,}' if total else ''}"

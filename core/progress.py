@@ -7,7 +7,17 @@ from typing import Self
 
 from tqdm import tqdm
 
-from core.events import PHASE_WORDS, EpochEnded, Event, ImageLost, PhaseChanged, ProgressMade, RunPrepared, StepLogged, progress_in_words
+from core.events import (
+    PHASE_WORDS,
+    EpochEnded,
+    Event,
+    ImageLost,
+    PhaseChanged,
+    ProgressMade,
+    RunPrepared,
+    StepLogged,
+    progress_in_words,
+)
 
 
 class ProgressBar:

@@ -47,9 +47,7 @@ class _Parts:
         self._last = now
 
 
-def prepare(
-    config: RunConfig, *, device_kind: str, home: Path, folder: Path, emit: Emit, resources: ExitStack
-) -> Task:
+def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, emit: Emit, resources: ExitStack) -> Task:
     """Open the device in this thread, read the data, build the model, and tell of each.
 
     Args:

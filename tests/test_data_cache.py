@@ -263,7 +263,7 @@ def test_a_disk_without_room_is_told_before_anything_is_made(tmp_path: Path, mon
     items = items_of(make_images(tmp_path / "d"), tmp_path)
     monkeypatch.setattr(cache.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100}))
     packed = PackedImages(tmp_path, SQUARE)
-    with pytest.raises(DataError, match="needs 0.0 GiB"):
+    with pytest.raises(DataError, match=r"needs 0\.0 GiB"):
         packed.choose(items)
     packed.close()
 

@@ -70,7 +70,7 @@ def gradient(dtype: type, top: float) -> np.ndarray:
         (packed(Image.fromarray(gradient(np.uint8, 255)).convert("LA"), "PNG"), 1),
         (packed(Image.fromarray(gradient(np.uint8, 255)).convert("YCbCr"), "TIFF"), 3),
     ],
-    ids=["png16", "tiff16", "png12", "int32", "float1", "float255", "float_large", "grey", "cmyk", "palette", "la", "ycbcr"],
+    ids="png16 tiff16 png12 int32 float1 float255 float_large grey cmyk palette la ycbcr".split(),
 )  # fmt: skip
 def test_every_mode_keeps_its_gradient(content: bytes, tolerance: int):
     pixels = decode(content).pixels
@@ -107,7 +107,9 @@ def test_transparent_parts_stand_on_white():
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG", "TIFF"])
 def test_an_animation_gives_its_first_frame(kind: str):
     frames = [Image.new("RGB", (8, 8), colour) for colour in ((250, 0, 0), (0, 250, 0), (0, 0, 250))]
-    content = packed(frames[0], kind, save_all=True, append_images=frames[1:], **({"lossless": True} if kind == "WEBP" else {}))
+    content = packed(
+        frames[0], kind, save_all=True, append_images=frames[1:], **({"lossless": True} if kind == "WEBP" else {})
+    )
     red, green, blue = decode(content).pixels[4, 4].astype(int)
     assert red > 240
     assert max(green, blue) < 10
@@ -208,7 +210,11 @@ def test_what_was_found_is_remembered_until_the_file_changes(tmp_path: Path):
     def probes(**options: object) -> tuple[list[str], list[str]]:
         read: list[str] = []
         found = probe_files(
-            root, list(read_tree(root).top.all_files()), tmp_path / "home", sink=lambda digest, _: read.append(digest), **options
+            root,
+            list(read_tree(root).top.all_files()),
+            tmp_path / "home",
+            sink=lambda digest, _: read.append(digest),
+            **options,
         )
         return [probe.why for probe in found], read
 

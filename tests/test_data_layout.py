@@ -103,7 +103,15 @@ def test_validation_and_test_without_training_are_refused(tmp_path: Path):
 
 
 def test_hidden_and_system_files_are_no_part_of_the_data(tmp_path: Path):
-    names = ["a/1.png", "a/._1.png", "a/Thumbs.db", "a/.ipynb_checkpoints/1.png", "__MACOSX/a/1.png", ".git/x", "b/@eaDir/1.png"]
+    names = [
+        "a/1.png",
+        "a/._1.png",
+        "a/Thumbs.db",
+        "a/.ipynb_checkpoints/1.png",
+        "__MACOSX/a/1.png",
+        ".git/x",
+        "b/@eaDir/1.png",
+    ]
     tree = read_tree(make(tmp_path / "d", *names))
     assert [file.name for file in tree.top.all_files()] == ["a/1.png"]
     assert sorted(tree.hidden) == sorted(names[1:])

@@ -104,9 +104,7 @@ def test_a_small_set_is_one_batch_of_its_size():
 
 def test_only_the_sets_own_numbers_are_shown():
     images = noise(6)
-    subject = BatchLoader(
-        ArrayImages(images), np.array([4, 1]), np.array([0, 1]), 2, recipe=None, image_size=8, seed=0
-    )
+    subject = BatchLoader(ArrayImages(images), np.array([4, 1]), np.array([0, 1]), 2, recipe=None, image_size=8, seed=0)
     [batch] = subject.epoch(0)
     assert np.array_equal(batch.images.numpy().transpose(0, 2, 3, 1), images[[4, 1]])
 

@@ -44,12 +44,12 @@ def store(tmp_path, monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two classes of eight pictures of different sizes, one of them twice, a broken one and a text."""
+    """Two classes of fourteen pictures of different sizes, one of them twice, a broken one and a text."""
     root = tmp_path / "pictures"
     generator = np.random.default_rng(0)
     for label, name in enumerate(("cat", "dog")):
         (root / name).mkdir(parents=True)
-        for number in range(8):
+        for number in range(14):
             shape = (40 + 3 * number, 60 - number, 3)
             pixels = generator.integers(100 * label, 100 * label + 100, shape, dtype=np.uint8)
             Image.fromarray(pixels).save(root / name / f"{number}.png")
@@ -98,17 +98,17 @@ def test_a_folder_is_looked_at(store, folder):
     assert not app.metric
     look(app, folder)
     shown = {item.label: item.value for item in app.metric}
-    assert shown == {"Images": "17", "Training": "13", "Validation": "4", "Classes": "2", "Skipped": "1"} | {
+    assert shown == {"Images": "29", "Training": "23", "Validation": "6", "Classes": "2", "Skipped": "1"} | {
         "Not pictures": "1"
     }
-    assert "19 files found = 17 used + 1 skipped + 1 not pictures" in texts(app)
-    assert "1 groups of equal files" in texts(app)
+    assert "31 files found = 29 used + 1 skipped + 1 not pictures" in texts(app)
+    assert "Groups of equal files: 1" in texts(app)
     assert "cat/broken.jpg" in list(next(f.value for f in app.dataframe if "Why" in f.value)["File"])
 
 
 def test_what_was_scanned_is_shown_at_once_to_another_session(store, folder):
     look(open_data(folder), folder)
-    assert next(item.value for item in open_data(folder).metric if item.label == "Images") == "17"
+    assert next(item.value for item in open_data(folder).metric if item.label == "Images") == "29"
 
 
 def test_what_is_chosen_here_is_what_train_trains(store):
@@ -150,10 +150,11 @@ def test_samples_are_turned_page_by_page_and_a_lost_file_ends_nothing(store, fol
     (folder / "cat" / "5.png").unlink()
     data_views._thumbnail.clear()
     app.selectbox(key=f"samples_class_{job.number}").set_value(0).run()
-    assert not app.exception and "1 to 9 of 9" in texts(app)
-    assert "can't be read any more" in texts(app)
-    app.selectbox(key=f"samples_class_{job.number}").set_value(data_views.ALL).run()
-    assert "1 to 2 of 2" in texts(app)
+    assert not app.exception and "1 to 12 of 15" in texts(app) and "5\\.png" not in texts(app)
+    button(app, "Next").click().run()
+    assert "13 to 15 of 15" in texts(app) and "can't be read any more" in texts(app)
+    app.segmented_control(key=f"samples_split_{job.number}").set_value("val").run()
+    assert "13 to 15" not in texts(app) and "Training" not in texts(app)
 
 
 def test_the_first_batch_is_shown_after_a_press(store, folder):
@@ -162,7 +163,7 @@ def test_the_first_batch_is_shown_after_a_press(store, folder):
     button(app, "Show the first batch").click().run()
     assert not app.exception, app.exception
     [_, batch, pictures] = app.session_state["first_batch"]
-    assert len(pictures) == 13 and batch.is_exact
+    assert len(pictures) == 23 and batch.is_exact
     assert {label for _, label in batch.images} == {"cat", "dog"}
 
 
@@ -412,10 +413,10 @@ def test_sizes_in_words():
 def test_the_report_names_every_file(folder, tmp_path):
     dataset = scanned(folder, tmp_path)
     rows = list(csv.DictReader(io.StringIO(figures.report_csv(dataset))))
-    assert len(rows) == 19 and {row["outcome"] for row in rows} == {"used", "skipped", "ignored"}
+    assert len(rows) == 31 and {row["outcome"] for row in rows} == {"used", "skipped", "ignored"}
     [skipped] = [row for row in rows if row["outcome"] == "skipped"]
     assert skipped == {"file": "cat/broken.jpg", "outcome": "skipped", "reason": "truncated", "split": "", "class": ""}
-    assert len(json.loads(figures.report_json(dataset))["files"]) == 17
+    assert len(json.loads(figures.report_json(dataset))["files"]) == 29
 
 
 def test_equal_files_in_two_splits_or_classes_come_first(tmp_path):

@@ -99,10 +99,12 @@ def header(dataset: Dataset) -> None:
 
 def number_cards(numbers: dict[str, int]) -> None:
     """A card a number, as many in a row as there is room for."""
-    grid = st.grid("auto", min_column_width=104, gap="small")
-    for title, num in numbers.items():
+    told = {title: f"{num:,}" for title, num in numbers.items()}
+    # a figure that is too wide for its card would be cut off
+    grid = st.grid("auto", min_column_width=max(96, 40 + 20 * max(map(len, told.values()))), gap="small")
+    for title, words in told.items():
         with grid.cell():
-            st.metric(title, f"{num:,}", border=True)
+            st.metric(title, words, border=True)
 
 
 def callouts(warnings: Sequence[str], hints: Sequence[str], about: str = "") -> None:
@@ -154,7 +156,7 @@ def samples(job: ScanJob) -> None:
     def begin() -> None:
         st.session_state[page_key] = 0
 
-    left, right = st.columns([3, 2], vertical_alignment="bottom")
+    left, right = st.columns([3, 2])
     label = left.selectbox(
         "Class",
         [ALL, *range(len(dataset.classes))],
@@ -173,7 +175,10 @@ def samples(job: ScanJob) -> None:
     )
     chosen = chosen_samples(job.once(members), label, split)
     first = min(st.session_state.get(page_key, 0) * PER_PAGE, max(len(chosen) - 1, 0) // PER_PAGE * PER_PAGE)
-    _pager(page_key, first, len(chosen))
+    if len(chosen) > PER_PAGE:
+        _pager(page_key, first, len(chosen))
+    elif not chosen:
+        st.caption("No image.")
     grid = st.grid("auto", min_column_width=THUMBNAIL, gap="small")
     for place, item in chosen[first : first + PER_PAGE]:
         with grid.cell():
@@ -190,8 +195,7 @@ def _pager(key: str, first: int, total: int) -> None:
         )
         is_last = first + PER_PAGE >= total
         st.button("Next", icon=":material/chevron_right:", disabled=is_last, on_click=turn, args=(1,), key=f"{key}_on")
-        last = min(first + PER_PAGE, total)
-        st.caption(f"{first + 1:,} to {last:,} of {total:,}" if total else "No image", width="content")
+        st.caption(f"{first + 1:,} to {min(first + PER_PAGE, total):,} of {total:,}", width="content")
 
 
 def _sample(split: str, item: Item, class_name: str) -> None:
@@ -307,7 +311,7 @@ def left_out(job: ScanJob) -> None:
             key=f"json_{job.number}",
         )
     if dataset.ignored:
-        with st.expander(f"{len(dataset.ignored):,} files are not pictures, or hidden"):
+        with st.expander(f"Not pictures, or hidden: {len(dataset.ignored):,}"):
             more = len(dataset.ignored) - MOST_IGNORED
             names = "\n".join(" ".join(name.split()) for name in dataset.ignored[:MOST_IGNORED])
             st.code(f"{names}\nand {more:,} more" if more > 0 else names, language=None, height="content")
@@ -341,8 +345,8 @@ def duplicates(job: ScanJob) -> None:
         st.markdown("No two files are equal.")
         return
     marked = Counter(mark for marks in frame["Beware"] for mark in marks.split(", ") if mark)
-    words = [f"{num:,} lie in {mark}" for mark, num in marked.items()]
-    st.markdown(" · ".join([f"{len(frame):,} groups of equal files", *words]))
+    words = [f"in {mark}: {num:,}" for mark, num in marked.items()]
+    st.markdown(" · ".join([f"Groups of equal files: {len(frame):,}", *words]))
     st.dataframe(frame, hide_index=True, lazy=len(frame) > LAZY_ROWS or None)
 
 

@@ -46,7 +46,7 @@ class Fit:
     Attributes:
         size: the short side in pixels, reached with antialias.
         interpolation: bilinear or bicubic.
-        keeps_shape: whether the long side stays (up to `LONGEST_SIDE` times the short one), else the centre square is kept.
+        keeps_shape: whether the long side stays, up to `LONGEST_SIDE` times the short one; else it is cut square.
     """
 
     size: int
@@ -116,7 +116,9 @@ class PackedImages:
         except OSError as error:
             raise _unwritable(error) from error
         self._segments.append(self._new)
-        self._where = {digest: (place, row) for place, s in enumerate(self._segments) for row, digest in enumerate(s.digests)}
+        self._where = {
+            digest: (place, row) for place, s in enumerate(self._segments) for row, digest in enumerate(s.digests)
+        }
         self._items: list[Item] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -154,12 +156,15 @@ class PackedImages:
         self._items = list(items)
         shapes = [self.fit.shape_of(item.width, item.height) for item in items]
         self.heights, self.widths = np.array(shapes, dtype=np.int64).reshape(-1, 2).T
-        missing = {item.digest: h * w * 3 for item, (h, w) in zip(items, shapes, strict=True) if item.digest not in self._where}
-        self._evict(sum(missing.values()))
+        missing = {
+            item.digest: h * w * 3 for item, (h, w) in zip(items, shapes, strict=True) if item.digest not in self._where
+        }
+        needed = sum(missing.values())
+        self._evict(needed)
         free = shutil.disk_usage(self._folder).free
-        if sum(missing.values()) > free:
+        if needed > free:
             raise DataError(
-                f"The image cache needs {sum(missing.values()) / 2**30:.1f} GiB, and {self._folder} has {free / 2**30:.1f} GiB left.",
+                f"The image cache needs {needed / 2**30:.1f} GiB, and {self._folder} has {free / 2**30:.1f} GiB left.",
                 fix="Free some space, choose another --home, or a smaller image size.",
             )
 
@@ -286,11 +291,16 @@ class PackedImages:
 
     def _evict(self, needed: int) -> None:
         """Remove the segments used longest ago while the whole cache would go over its limit."""
-        mine = {self._segments[place].path for place in {self._where[i.digest][0] for i in self._items if i.digest in self._where}}
+        mine = {
+            self._segments[place].path
+            for place in {self._where[i.digest][0] for i in self._items if i.digest in self._where}
+        }
         for segment in self._segments:
             if segment.path in mine:
                 segment.touch()
-        others = [index for index in self._folder.parent.glob("packed-*/*.npz") if index.with_suffix(".bin") not in mine]
+        others = [
+            index for index in self._folder.parent.glob("packed-*/*.npz") if index.with_suffix(".bin") not in mine
+        ]
         sizes = {index: _size(index.with_suffix(".bin")) for index in others}
         total = needed + sum(_size(path) for path in mine) + sum(sizes.values())
         for index in sorted(others, key=_last_used):
@@ -327,7 +337,7 @@ class _NewSegment:
         height, width = pixels.shape[:2]
         with self._lock:
             start, self._end = self._end, self._end + pixels.nbytes
-        data = memoryview(pixels.reshape(-1))
+        data = memoryview(pixels.reshape(-1).data)
         written = 0
         while written < len(data):
             written += os.pwrite(self._file, data[written:], start + written)
@@ -438,6 +448,4 @@ def _size(path: Path) -> int:
 
 
 def _unwritable(error: OSError) -> DataError:
-    return DataError(
-        f"The image cache can't be written: {error}.", fix="Free some space, or choose another --home."
-    )
+    return DataError(f"The image cache can't be written: {error}.", fix="Free some space, or choose another --home.")

@@ -235,4 +235,5 @@ def _grey_to_uint8(grey: NDArray[Any]) -> NDArray[np.uint8]:
     top = next((top for top in ranges if high <= top), None)
     if low < 0 or top is None:
         values, top = values - low, max(high - low, 1e-12)
-    return np.rint(values * (255.0 / top)).astype(np.uint8)
+    scaled: NDArray[np.uint8] = np.rint(values * (255.0 / top)).astype(np.uint8)
+    return scaled

@@ -48,7 +48,7 @@ class Batch:
     """A batch on the host.
 
     Attributes:
-        images: (batch, 3, height, width) uint8, channels last in memory.
+        images: (batch, 3, height, width) uint8, channels last in memory unless pixels were augmented.
         labels: (batch,) int64, `PADDING_LABEL` where an image is padding or lost.
         num_real: images that count.
         mix: how images and labels are blended, the same for a whole run: always there, or never.
@@ -169,9 +169,7 @@ class BatchLoader:
             )
             flips = generator.random(len(chosen)) < 0.5
             return lambda row, picture: _mirrored(self._resized(picture, boxes[row]), bool(flips[row]))
-        corners, mirrored = draw_views(
-            generator, len(chosen), self._side - size, recipe.geometry if recipe else "none"
-        )
+        corners, mirrored = draw_views(generator, len(chosen), self._side - size, recipe.geometry if recipe else "none")
         if recipe is not None and recipe.geometry == "crop":
             return lambda row, picture: _mirrored(self._cropped(picture, corners[row]), bool(mirrored[row]))
         return lambda row, picture: _mirrored(_centre(picture, size), bool(mirrored[row]))

@@ -25,7 +25,8 @@ Sink = Callable[[str, Decoded], None]
 _VERSION = 1
 _BATCH = 512
 _MAGIC = re.compile(
-    rb"\xff\xd8\xff|\x89PNG\r\n|GIF8[79]a|BM.{4}\0\0\0\0|II\*\0|MM\0\*|RIFF.{4}WEBP|\0\0\0\x0cjP  |.{4}ftypavi[fs]", re.DOTALL
+    rb"\xff\xd8\xff|\x89PNG\r\n|GIF8[79]a|BM.{4}\0\0\0\0|II\*\0|MM\0\*|RIFF.{4}WEBP|\0\0\0\x0cjP  |.{4}ftypavi[fs]",
+    re.DOTALL,
 )
 _HEIF = re.compile(rb".{4}ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL)
 _log = logging.getLogger(__name__)
@@ -146,7 +147,8 @@ class _Memory:
         if self._connection is None:
             return {}
         rows = self._connection.execute(
-            "SELECT name, size, mtime_ns, ctime_ns, why, digest, width, height FROM probes WHERE root = ?", (self._root,)
+            "SELECT name, size, mtime_ns, ctime_ns, why, digest, width, height FROM probes WHERE root = ?",
+            (self._root,),
         )
         return {tuple(row[:4]): Probe(*row[4:]) for row in rows}
 
@@ -177,8 +179,9 @@ def _open(path: Path) -> sqlite3.Connection:
     connection.execute(
         """
         CREATE TABLE IF NOT EXISTS probes (
-            root TEXT NOT NULL, name TEXT NOT NULL, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
-            ctime_ns INTEGER NOT NULL, why TEXT NOT NULL, digest TEXT NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL,
+            root TEXT NOT NULL, name TEXT NOT NULL,
+            size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
+            why TEXT NOT NULL, digest TEXT NOT NULL, width INTEGER NOT NULL, height INTEGER NOT NULL,
             PRIMARY KEY (root, name)
         ) STRICT, WITHOUT ROWID
         """

@@ -177,8 +177,9 @@ class _Sorting:
         count = "1 class with images" if names else "no class with images"
         lost = sum(item.why not in ("outside_class", "unsafe_path") for item in self.skipped)
         reason = f"; {lost:,} pictures can't be used ({self.skipped[0].file}: {self.skipped[0].why})" if lost else ""
+        who = f" ({named(names)})" if names else ""
         return DataError(
-            f"'{self._source.spec}' has {count}{f' ({named(names)})' if names else ''}{reason}; training needs two or more.",
+            f"'{self._source.spec}' has {count}{who}{reason}; training needs two or more.",
             fix="Give a folder with one folder of images for each class.",
         )
 

@@ -13,18 +13,33 @@ from core.errors import DataError
 
 # fmt: off
 PICTURE_EXTENSIONS = {
-    "jpg", "jpeg", "jpe", "jfif", "jif", "jfi", "mpo", "png", "apng", "gif", "bmp", "dib", "tif", "tiff", "webp", "avif", "avifs",
-    "jp2", "j2k", "jpf", "jpx", "j2c", "jpc", "ico", "icns", "cur", "ppm", "pgm", "pbm", "pnm", "pfm", "tga", "icb", "vda",
-    "vst", "pcx", "dcx", "dds", "qoi", "sgi", "rgb", "rgba", "bw", "ras", "xbm", "xpm", "psd", "fli", "flc", "blp", "im", "msp",
+    "jpg", "jpeg", "jpe", "jfif", "jif", "jfi", "mpo", "png", "apng", "gif", "bmp", "dib", "tif", "tiff", "webp",
+    "avif", "avifs", "jp2", "j2k", "jpf", "jpx", "j2c", "jpc", "ico", "icns", "cur", "ppm", "pgm", "pbm", "pnm",
+    "pfm", "tga", "icb", "vda", "vst", "pcx", "dcx", "dds", "qoi", "sgi", "rgb", "rgba", "bw", "ras", "xbm", "xpm",
+    "psd", "fli", "flc", "blp", "im", "msp",
 }
 UNSUPPORTED_EXTENSIONS = {
-    "svg", "svgz", "heic", "heif", "hif", "heics", "raw", "dng", "cr2", "cr3", "crw", "nef", "nrw", "arw", "srf", "sr2", "orf", "rw2",
-    "raf", "pef", "x3f", "3fr", "erf", "kdc", "mrw", "psb", "xcf", "ai", "eps", "wmf", "emf", "jxl", "jxr", "exr", "hdr", "pdf",
+    "svg", "svgz", "heic", "heif", "hif", "heics", "raw", "dng", "cr2", "cr3", "crw", "nef", "nrw", "arw", "srf",
+    "sr2", "orf", "rw2", "raf", "pef", "x3f", "3fr", "erf", "kdc", "mrw", "psb", "xcf", "ai", "eps", "wmf", "emf",
+    "jxl", "jxr", "exr", "hdr", "pdf",
 }
 # fmt: on
 _SYSTEM_NAMES = {
-    "__macosx", "__pycache__", "@eadir", "#recycle", "$recycle.bin", "recycler", "system volume information", "lost+found",
-    "thumbs.db", "ehthumbs.db", "ehthumbs_vista.db", "desktop.ini", "icon\r", "network trash folder", "temporary items",
+    "__macosx",
+    "__pycache__",
+    "@eadir",
+    "#recycle",
+    "$recycle.bin",
+    "recycler",
+    "system volume information",
+    "lost+found",
+    "thumbs.db",
+    "ehthumbs.db",
+    "ehthumbs_vista.db",
+    "desktop.ini",
+    "icon\r",
+    "network trash folder",
+    "temporary items",
 }  # fmt: skip
 
 
