@@ -850,12 +850,13 @@ class TestHuggingFace:
         plain.save_to_disk(str(given.folder / "text"))
         with pytest.raises(DataError, match=r"no column of images \(its columns: text, label\)"):
             open_source(f"hf:{given.folder / 'text'}", given.home)
-        kinds = {"fine": datasets.ClassLabel(num_classes=2), "coarse": datasets.ClassLabel(num_classes=2)}
-        rows = {"img": hf_rows(2)["picture"], "fine": [0, 1], "coarse": [0, 1]}
+
+    def test_of_two_label_columns_the_finer_one_is_taken(self, given: Given):
+        kinds = {"coarse": datasets.ClassLabel(num_classes=2), "fine": datasets.ClassLabel(num_classes=3)}
+        rows = {"img": hf_rows(3)["picture"], "coarse": [0, 1, 1], "fine": [0, 1, 2]}
         both = datasets.Dataset.from_dict(rows, features=datasets.Features({"img": datasets.Image(), **kinds}))
         both.save_to_disk(str(given.folder / "both"))
-        with pytest.raises(DataError, match=r"2 columns of labels \(its columns: img, fine, coarse\)"):
-            open_source(f"hf:{given.folder / 'both'}", given.home)
+        assert open_source(f"hf:{given.folder / 'both'}", given.home).classes == ("0", "1", "2")
 
     def test_what_changed_in_a_folder_is_exported_anew(self, given: Given):
         folder = write_parquet(given.folder / "d", {"train": hf_rows(4)})

@@ -7,9 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -232,9 +231,8 @@ def image_sizes(job: ScanJob) -> None:
     else:
         words = figures.enlarged_in_words(widths, heights, looks.resize_size, looks.image_size)
         st.caption(f"{escaped(values['model'])}: {words}")
-    groups = job.once(size_groups)
-    if len(groups) > 1:
-        chart = figures.sizes_figure(groups)
+    chart = job.once(figures.sizes_figure)
+    if chart is not None:
         st.plotly_chart(chart, key=f"sizes_{job.number}", config={"displayModeBar": False})
 
 
@@ -362,10 +360,6 @@ def skipped_frame(dataset: Dataset) -> pd.DataFrame:
     whys = [item.why for item in dataset.skipped]
     words = [SKIP_WORDS.get(why, why) for why in whys]
     return pd.DataFrame({"File": [item.file for item in dataset.skipped], "Why": words, "reason": whys})
-
-
-def size_groups(dataset: Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:
-    return figures.size_groups(*figures.sizes(dataset))
 
 
 def members(dataset: Dataset) -> dict[int, Placed]:

@@ -93,7 +93,9 @@ def _held(part: Path, progress: Progress) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         while not _is_held(stack.enter_context(part.open("ab")), part):
             stack.close()
-            progress("downloading", part.stat().st_size if part.exists() else 0, 0)
+            # whoever holds it may be giving it its final name just now
+            with contextlib.suppress(FileNotFoundError):
+                progress("downloading", part.stat().st_size, 0)
             time.sleep(PAUSE_S)
         try:
             yield
@@ -105,7 +107,10 @@ def _held(part: Path, progress: Progress) -> Iterator[None]:
 
 def _is_held(file: IO[bytes], part: Path) -> bool:
     # who held it before may have given it the final name or removed it
-    return _lock(file.fileno()) and part.exists() and os.path.samestat(os.fstat(file.fileno()), part.stat())
+    try:
+        return _lock(file.fileno()) and os.path.samestat(os.fstat(file.fileno()), part.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _lock(descriptor: int) -> bool:

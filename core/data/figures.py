@@ -23,8 +23,11 @@ MOST_BARS = 40
 """With more classes there are ranks instead of a bar for each."""
 MOST_POINTS = 2000
 """A chart gets no more points in a trace."""
+MOST_DOTS = 500
+"""With more sizes there is a grid instead of a dot for each."""
+FIELDS = 40
+"""Of the grid, each way."""
 NAMED_FILES = 5
-_BINS = 48
 Counts = dict[str, NDArray[np.int64]]
 
 
@@ -64,37 +67,15 @@ def sizes(dataset: Dataset) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return widths, np.fromiter((item.height for item in items), np.int64, len(items))
 
 
-def size_groups(widths: NDArray[np.int64], heights: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(groups, 3): width, height and how many; sizes are put together where more than `MOST_POINTS` differ."""
+def sizes_figure(dataset: Dataset) -> go.Figure | None:
+    """Width by height: a dot a size, or how many lie in each field of a grid where many differ; None where none do."""
+    widths, heights = sizes(dataset)
     pairs, counts = np.unique(np.stack([widths, heights], axis=1), axis=0, return_counts=True)
-    if len(pairs) > MOST_POINTS:
-        edges = [np.geomspace(side.min(), side.max() + 1, _BINS + 1) for side in pairs.T]
-        centres = [np.rint(np.sqrt(edge[:-1] * edge[1:])).astype(np.int64) for edge in edges]
-        grid = np.histogram2d(pairs[:, 0], pairs[:, 1], edges, weights=counts)[0].astype(np.int64)
-        across, down = grid.nonzero()
-        pairs, counts = np.stack([centres[0][across], centres[1][down]], axis=1), grid[across, down]
-    return np.concatenate([pairs, counts[:, None]], axis=1)
-
-
-def sizes_figure(groups: NDArray[np.int64]) -> go.Figure:
-    """Width by height, a dot a size; larger and darker where more images have it."""
-    import plotly.graph_objects as go
-
-    widths, heights, counts = groups.T
-    share = np.sqrt(counts / counts.max())
-    dots = go.Scattergl(
-        x=widths,
-        y=heights,
-        customdata=counts,
-        mode="markers",
-        marker={"size": 6 + 16 * share, "color": TRAINING_COLOUR, "opacity": 0.35 + 0.5 * share},
-        hovertemplate="%{x} x %{y} px<br>%{customdata:,} images<extra></extra>",
-    )
-    figure = go.Figure(dots, layout=_layout(height=380))
-    sides = groups[:, :2]
-    kind = "log" if sides.max() > 20 * sides.min() else "linear"
-    figure.update_xaxes(title="Width (px)", type=kind)
-    figure.update_yaxes(title="Height (px)", type=kind)
+    if len(pairs) < 2:
+        return None
+    figure = _dots(pairs, counts) if len(pairs) <= MOST_DOTS else _fields(pairs, counts)
+    figure.update_xaxes(title="Width (px)", type=_axis(pairs))
+    figure.update_yaxes(title="Height (px)", type=_axis(pairs))
     return figure
 
 
@@ -203,6 +184,46 @@ def _ranks(classes: Sequence[str], counts: Counts) -> go.Figure:
     figure.update_xaxes(title="Classes, largest first", range=[1, len(classes)])
     figure.update_yaxes(title="Images", rangemode="tozero")
     return figure
+
+
+def _dots(pairs: NDArray[np.int64], counts: NDArray[np.int64]) -> go.Figure:
+    import plotly.graph_objects as go
+
+    share = np.sqrt(counts / counts.max())
+    figure = go.Figure(layout=_layout(height=380))
+    figure.add_scatter(
+        x=pairs[:, 0],
+        y=pairs[:, 1],
+        customdata=counts,
+        mode="markers",
+        marker={"size": 6 + 16 * share, "color": TRAINING_COLOUR, "opacity": 0.35 + 0.5 * share},
+        hovertemplate="%{x} x %{y} px: %{customdata:,}<extra></extra>",
+    )
+    return figure
+
+
+def _fields(pairs: NDArray[np.int64], counts: NDArray[np.int64]) -> go.Figure:
+    """A grid of squares, coloured by the root of their number so that a few images are seen beside thousands."""
+    import plotly.graph_objects as go
+
+    spaced = np.geomspace if _axis(pairs) == "log" else np.linspace
+    edges = [spaced(side.min() - 0.5, side.max() + 0.5, FIELDS + 1) for side in pairs.T]
+    grid = np.histogram2d(pairs[:, 0], pairs[:, 1], edges, weights=counts)[0].T
+    figure = go.Figure(layout=_layout(height=380))
+    figure.add_heatmap(
+        x=edges[0],
+        y=edges[1],
+        z=np.where(grid > 0, np.sqrt(grid), np.nan),
+        customdata=grid,
+        colorscale=[[0, "rgba(42,157,143,0.2)"], [1, TRAINING_COLOUR]],
+        showscale=False,
+        hovertemplate="about %{x:.0f} x %{y:.0f} px: %{customdata:,}<extra></extra>",
+    )
+    return figure
+
+
+def _axis(pairs: NDArray[np.int64]) -> str:
+    return "log" if pairs.max() > 20 * pairs.min() else "linear"
 
 
 def _short(name: str, most: int = 28) -> str:

@@ -130,6 +130,8 @@ def _columns(name: str, features: Any) -> tuple[str, str]:
     images, labels = of(datasets.Image), of(datasets.ClassLabel)
     plain = [column for column in of(datasets.Value) if re.match(r"u?int|(large_)?string", features[column].dtype)]
     labels = labels or [column for column in plain if column.lower() in _LABEL_NAMES]
+    if len(labels) > 1:
+        labels = [_best_label(features, labels)]
     for found, what in ((images, "images"), (labels, "labels")):
         if len(found) != 1:
             problem = "has no column" if not found else f"has {len(found)} columns"
@@ -138,6 +140,11 @@ def _columns(name: str, features: Any) -> tuple[str, str]:
                 fix="Choose a set of images with one label each.",
             )
     return images[0], labels[0]
+
+
+def _best_label(features: Any, labels: list[str]) -> str:
+    """Of several label columns the one that is called label, else the one with the most classes."""
+    return max(labels, key=lambda name: (name.lower() in ("label", "labels"), getattr(features[name], "num_classes", 0)))
 
 
 def _read_labels(column: str, splits: dict[str, Any]) -> _Labels:
