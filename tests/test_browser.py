@@ -162,8 +162,9 @@ def test_data_are_looked_at_and_then_found_on_train(tmp_path: Path):
         page.get_by_text("14 files found = 12 used + 2 skipped + 0 not pictures").wait_for(timeout=WAIT_MS)
         page.get_by_role("heading", name="Duplicates").wait_for(timeout=WAIT_MS)
         # the table is painted on a canvas; what it says stands in a hidden table for screen readers
+        page.get_by_role("heading", name="Duplicates").scroll_into_view_if_needed()
         for file in ("apple/cut_half.jpg", "pear/cut_header.jpg"):
-            page.get_by_role("gridcell", name=file).wait_for(state="attached", timeout=WAIT_MS)
+            page.get_by_text(file).first.wait_for(state="attached", timeout=WAIT_MS)
         page.wait_for_function(
             "() => [...document.querySelectorAll('[data-testid=stImage] img')].filter(i => i.naturalWidth > 40).length"
             " >= 2",

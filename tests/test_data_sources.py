@@ -852,6 +852,8 @@ class TestHuggingFace:
             open_source(f"hf:{given.folder / 'text'}", given.home)
 
     def test_of_two_label_columns_the_finer_one_is_taken(self, given: Given):
+        import datasets
+
         kinds = {"coarse": datasets.ClassLabel(num_classes=2), "fine": datasets.ClassLabel(num_classes=3)}
         rows = {"img": hf_rows(3)["picture"], "coarse": [0, 1, 1], "fine": [0, 1, 2]}
         both = datasets.Dataset.from_dict(rows, features=datasets.Features({"img": datasets.Image(), **kinds}))

@@ -144,7 +144,11 @@ def _columns(name: str, features: Any) -> tuple[str, str]:
 
 def _best_label(features: Any, labels: list[str]) -> str:
     """Of several label columns the one that is called label, else the one with the most classes."""
-    return max(labels, key=lambda name: (name.lower() in ("label", "labels"), getattr(features[name], "num_classes", 0)))
+
+    def rank(name: str) -> tuple[bool, int]:
+        return name.lower() in ("label", "labels"), getattr(features[name], "num_classes", 0)
+
+    return max(labels, key=rank)
 
 
 def _read_labels(column: str, splits: dict[str, Any]) -> _Labels:
