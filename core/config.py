@@ -34,7 +34,8 @@ class RunConfig(BaseModel):
         "builtin:fashion-mnist",
         min_length=1,
         title="Data",
-        description="A folder of class folders, a .zip of one, or builtin:NAME.",
+        description="A folder of class folders, a .zip or .tar of one or its web address, builtin:NAME, "
+        "torchvision:NAME, imagenetv2, or hf:REPO.",
     )
     model: str = Field(
         "tf_efficientnet_lite0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
@@ -26,6 +27,7 @@ def main() -> None:
             for scheme in ("light", "dark")
             for width in (1280, 420)
         }
+        shoot_data(views, app.url)
         first = views["light-1280"]
         first.goto(app.url)
         start = first.get_by_role("button", name="Start", exact=True)
@@ -52,6 +54,21 @@ def main() -> None:
             page.wait_for_timeout(4000)
             page.screenshot(path=IMAGES / f"runs-{name}.png")
         browser.close()
+
+
+def shoot_data(views: dict[str, Any], url: str) -> None:
+    """The data page over the built-in data, which are scanned by the first view and known to the others."""
+    for name, page in views.items():
+        page.goto(f"{url}/data")
+        look = page.get_by_role("button", name="Look at it")
+        look.wait_for(timeout=90_000)
+        page.wait_for_timeout(1500)
+        if not page.get_by_role("heading", name="Duplicates").count():
+            look.click()
+        page.get_by_role("heading", name="Duplicates").wait_for(timeout=60_000)
+        page.mouse.move(0, 0)
+        page.wait_for_timeout(3000)
+        page.screenshot(path=IMAGES / f"data-{name}.png")
 
 
 if __name__ == "__main__":

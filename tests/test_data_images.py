@@ -178,6 +178,7 @@ def test_a_file_that_the_system_refuses_is_named(tmp_path: Path):
     assert probe_file(File(str(tmp_path / "gone.png"), "gone.png", 10, 0, 0)).why == "unreadable"
 
 
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 def test_a_picture_of_too_many_pixels_is_left_out_unread(tmp_path: Path):
     side = int(MAX_PIXELS**0.5) + 1
     content = packed(Image.new("1", (side, side)), "PNG")

@@ -28,7 +28,7 @@ BIG_PIXELS = 20_000_000
 _NOT_READ_HERE = {"EPS", "WMF", "PDF", "MPEG", "BUFR", "GRIB", "HDF5", "FITS"}
 _RAW_IN_TIFF = {"dng", "cr2", "nef", "nrw", "arw", "srf", "sr2", "orf", "rw2", "pef", "raw"}
 _ORIENTATION = 0x0112
-_EXIF_WITHIN = 2**18
+_START_OF_SCAN = 0xDA
 _big_picture = threading.Lock()
 
 
@@ -207,13 +207,23 @@ def _decode_jpeg(content: bytes, width: int, height: int, at_least: int | None) 
 
 def _orientation(content: bytes) -> int:
     # most JPEGs have no EXIF block, and reading one takes a twentieth of the time of decoding
-    if content.find(b"Exif\0\0", 0, _EXIF_WITHIN) < 0:
+    if not _has_exif(content):
         return 1
     try:
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # a damaged EXIF block is no damage to the picture
         return 1
+
+
+def _has_exif(content: bytes) -> bool:
+    """Whether a segment with EXIF data comes before a JPEG's image data; other segments are stepped over."""
+    place = 2
+    while content[place : place + 1] == b"\xff" and content[place + 1] != _START_OF_SCAN:
+        if content[place + 4 : place + 10] == b"Exif\0\0":
+            return True
+        place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
+    return False
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
