@@ -18,7 +18,7 @@ from core.data.augment import Recipe
 from core.data.cache import Fit, PackedImages
 from core.data.dataset import Dataset
 from core.data.loader import BatchLoader, num_workers
-from core.data.progress import throttled
+from core.data.progress import Progress, throttled
 from core.data.sampling import class_weights
 from core.data.scan import scan
 from core.data.sources import open_source
@@ -31,6 +31,10 @@ from core.models.parts import set_train_mode
 from core.optim import build_optimizer
 
 Emit = Callable[[Event], None]
+
+
+class StoppedInSetupError(Exception):
+    """The run was asked to stop before its first step."""
 
 
 class _Parts:
@@ -47,7 +51,16 @@ class _Parts:
         self._last = now
 
 
-def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, emit: Emit, resources: ExitStack) -> Task:
+def prepare(
+    config: RunConfig,
+    *,
+    device_kind: str,
+    home: Path,
+    folder: Path,
+    emit: Emit,
+    resources: ExitStack,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Task:
     """Open the device in this thread, read the data, build the model, and tell of each.
 
     Args:
@@ -55,8 +68,10 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
         home: where unpacked data and caches lie.
         folder: the run's own folder, for its checkpoints and its split.
         resources: closes device and image cache when the run is over.
+        should_stop: asked while data are fetched and scanned, which may take long.
 
     Raises:
+        StoppedInSetupError: `should_stop` said so.
         AppError: something of the config can't be had here.
     """
     parts = _Parts()
@@ -70,7 +85,8 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
     parts.end("device_start")
 
     emit(PhaseChanged("loading_data"))
-    dataset, images = _read(config, looks, home, emit, resources, parts)
+    progress = _progress(emit, should_stop)
+    dataset, images = _read(config, looks, home, progress, resources, parts)
     dataset.save_split(folder / "split.csv")
 
     emit(PhaseChanged("building_model"))
@@ -137,10 +153,9 @@ def prepare(config: RunConfig, *, device_kind: str, home: Path, folder: Path, em
 
 
 def _read(
-    config: RunConfig, looks: Preprocessing, home: Path, emit: Emit, resources: ExitStack, parts: _Parts
+    config: RunConfig, looks: Preprocessing, home: Path, progress: Progress, resources: ExitStack, parts: _Parts
 ) -> tuple[Dataset, PackedImages]:
     """Scan the data and pack what is decoded on the way, so that each file is decoded once."""
-    progress = _progress(emit)
     source = open_source(config.data, home, progress)
     parts.end("source")
     images = PackedImages(home, fit_for(config, looks))
@@ -194,5 +209,12 @@ def _labels(dataset: Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.array([item.label for item in (*dataset.train, *dataset.val)], dtype=np.int64)
 
 
-def _progress(emit: Emit) -> Callable[[str, int, int], None]:
-    return throttled(lambda what, done, total: emit(ProgressMade(what, done, total)))
+def _progress(emit: Emit, should_stop: Callable[[], bool] = lambda: False) -> Progress:
+    tell = throttled(lambda what, done, total: emit(ProgressMade(what, done, total)))
+
+    def tell_or_stop(what: str, done: int, total: int) -> None:
+        if should_stop():
+            raise StoppedInSetupError
+        tell(what, done, total)
+
+    return tell_or_stop

@@ -29,7 +29,7 @@ from core.events import (
     StepLogged,
     progress_in_words,
 )
-from core.setup import prepare
+from core.setup import StoppedInSetupError, prepare
 from core.store import Store
 
 _log = logging.getLogger(__name__)
@@ -171,7 +171,13 @@ def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: flo
     try:
         with ExitStack() as resources:
             task = prepare(
-                config, device_kind=kind, home=store.home, folder=folder, emit=pulse.emit, resources=resources
+                config,
+                device_kind=kind,
+                home=store.home,
+                folder=folder,
+                emit=pulse.emit,
+                resources=resources,
+                should_stop=pulse.should_stop,
             )
             phases = Phases(setup_s=time.perf_counter() - started)
             count, compile_s = task.device.compile_count(), task.device.compile_seconds()
@@ -179,6 +185,9 @@ def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: flo
             phases += spent
             count = task.device.compile_count() - count
             compile_s = task.device.compile_seconds() - compile_s
+    except StoppedInSetupError:
+        total_s = time.perf_counter() - started
+        return RunEnded("stopped", total_s, Phases(setup_s=total_s), 0, 0.0)
     except Exception as error:  # the worker must outlive any failure of a run; the traceback stays with the run
         return _ended("failed", time.perf_counter() - started, phases, error)
     total_s = time.perf_counter() - started

@@ -66,7 +66,7 @@ def shoot_data(views: dict[str, Any], url: str) -> None:
         if not page.get_by_role("heading", name="Duplicates").count():
             look.click()
         page.get_by_role("heading", name="Duplicates").wait_for(timeout=60_000)
-        page.mouse.move(0, 0)
+        page.mouse.move(400, 30)
         page.wait_for_timeout(3000)
         page.screenshot(path=IMAGES / f"data-{name}.png")
 

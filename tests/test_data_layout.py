@@ -162,3 +162,8 @@ def test_folders_that_link_to_each_other_end(tmp_path: Path):
     names = [file.name for file in read_tree(root).top.all_files()]
     assert {f"{name}/1.png" for name in "abcdefgh"} <= set(names)
     assert len(names) <= 16
+
+
+def test_the_products_own_folder_is_no_part_of_the_data(tmp_path: Path):
+    root = make(tmp_path / "d", "a/1.png", "b/1.png", "runs/data/c/1.png")
+    assert [folder.name for folder in read_tree(root, without=root / "runs").top.folders] == ["a", "b"]

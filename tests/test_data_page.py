@@ -128,6 +128,24 @@ def test_a_failure_is_told_with_its_fix(store, tmp_path):
     assert error.value.replace("\\", "") == f"**{job.problem}** {job.fix}"
 
 
+def test_a_scan_tells_how_far_it_is_and_is_stopped(store, folder, monkeypatch):
+    def run(job: ScanJob, home: Path, anew: bool) -> None:
+        while True:
+            job.tell("reading images", 1200, 20_000)
+            threading.Event().wait(0.02)
+
+    monkeypatch.setattr(ScanJob, "run", run)
+    app = open_data(folder)
+    button(app, "Look at it").click().run()
+    assert button(app, "Look at it").disabled
+    job = registry.services().scans.find(key_of(folder))
+    assert job is not None
+    button(app, "Stop").click().run()
+    assert job.wait(WAIT_S) and job.progress == ("reading images", 1200, 20_000)
+    app.run()
+    assert "The scan was stopped" in app.error[0].value and not button(app, "Look at it").disabled
+
+
 def test_skipped_files_are_found_by_reason_and_name(store, folder):
     (folder / "dog" / "empty.png").write_bytes(b"")
     app = open_data(folder)

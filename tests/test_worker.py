@@ -139,6 +139,66 @@ def test_a_stop_through_the_store_ends_a_run_that_another_thread_trains(store: S
     assert (store.run_folder(run_id) / "last.safetensors").exists()
 
 
+def test_a_stop_is_heard_while_the_data_are_read(store: Store, pictures: Path, monkeypatch: pytest.MonkeyPatch):
+    from core.data import probe
+
+    probe_file = probe.probe_file
+
+    def stop_then_probe(*arguments):
+        if pulses:
+            pulses.pop().ask_stop()
+        return probe_file(*arguments)
+
+    pulses: list = []
+    monkeypatch.setattr(probe, "probe_file", stop_then_probe)
+    run_id = store.create_run(make_config(**TINY, data=str(pictures)))
+    assert train_run(store, run_id, on_pulse=pulses.append) == "stopped"
+    summary = summarise(store, run_id)
+    assert summary["epochs"] == []
+    assert summary["phases"]["setup_s"] == pytest.approx(summary["total_s"])
+
+
+def test_a_file_that_vanishes_between_scan_and_use_ends_nothing(
+    store: Store, pictures: Path, monkeypatch: pytest.MonkeyPatch
+):
+    train(store, data=str(pictures))
+    (pictures / "train" / "dark" / "0.png").unlink()
+    (pictures / "val" / "light" / "0.png").unlink()
+    from core.data import scan as scanning
+
+    # the tree as it was, as if the files went just after it was read
+    monkeypatch.setattr(scanning, "read_tree", remembered_tree(pictures, store.home))
+    summary = train(store, data=str(pictures), image_size=40)
+    assert summary["state"] == "finished"
+    assert summary["num_val"] == 9
+    lost = store.events(summary["run_id"], kinds=("ImageLost",))
+    assert sorted(event.payload["file"] for event in lost) == ["train/dark/0.png", "val/light/0.png"]
+    hits = summary["epochs"][0]["val_top1"] * 8 / 100
+    assert hits == pytest.approx(round(hits))
+
+
+def remembered_tree(root: Path, home: Path):
+    """`read_tree` with the two removed files as an earlier scan knew them."""
+    import sqlite3
+
+    from core.data.tree import File, read_tree
+
+    with sqlite3.connect(home / "cache" / "files-1.sqlite3") as memory:
+        rows = memory.execute("SELECT name, size, mtime_ns, ctime_ns FROM probes").fetchall()
+
+    def read(folder: Path, without: Path | None = None):
+        tree = read_tree(folder, without)
+        present = {file.name for file in tree.top.all_files()}
+        for name, *facts in rows:
+            if name not in present:
+                split, label, _ = name.split("/")
+                at = next(f for s in tree.top.folders if s.name == split for f in s.folders if f.name == label)
+                at.files.append(File(str(root / name), name, *facts))
+        return tree
+
+    return read
+
+
 @pytest.mark.xla
 def test_xla_trains_to_the_numbers_of_the_cpu_from_the_background_thread(store: Store, pictures: Path):
     changes = {"data": str(pictures), "model": "tf_efficientnet_lite0", "weights": "default", "trainable": "head"}

@@ -100,7 +100,7 @@ def number_cards(numbers: dict[str, int]) -> None:
     """A card a number, as many in a row as there is room for."""
     told = {title: f"{num:,}" for title, num in numbers.items()}
     # a figure that is too wide for its card would be cut off
-    grid = st.grid("auto", min_column_width=max(96, 40 + 20 * max(map(len, told.values()))), gap="small")
+    grid = st.grid("auto", min_column_width=max(96, 36 + 17 * max(map(len, told.values()))), gap="small")
     for title, words in told.items():
         with grid.cell():
             st.metric(title, words, border=True)

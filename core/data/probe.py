@@ -93,7 +93,7 @@ def probe_files(
     progress: Progress = quiet,
     anew: bool = False,
 ) -> list[Probe]:
-    """Probe files with as many threads as there are cores; what is remembered and unchanged is not read again.
+    """Probe files in several threads; what is remembered and unchanged is not read again.
 
     Args:
         root: the data's root, under which results are remembered.
@@ -124,7 +124,8 @@ def _probe_all(
     files: Sequence[File], chosen: Iterable[int], sink: Sink | None, at_least: int | None
 ) -> Iterator[tuple[int, Probe]]:
     chosen = list(chosen)
-    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="probe") as pool:
+    # more than there are cores, since a slow disk or network keeps some of them waiting
+    with ThreadPoolExecutor(min(16, (os.cpu_count() or 1) + 2), thread_name_prefix="probe") as pool:
         # in pieces: a hundred thousand futures at once would be memory for nothing
         for start in range(0, len(chosen), _BATCH):
             piece = chosen[start : start + _BATCH]
@@ -146,7 +147,14 @@ class _Memory:
     def recall(self) -> dict[tuple[str, int, int, int], Probe]:
         if self._connection is None:
             return {}
-        rows = self._connection.execute(
+        try:
+            return self._rows(self._connection)
+        except sqlite3.Error as error:
+            _log.warning("What an earlier scan found can't be recalled: %s", error)
+            return {}
+
+    def _rows(self, connection: sqlite3.Connection) -> dict[tuple[str, int, int, int], Probe]:
+        rows = connection.execute(
             "SELECT name, size, mtime_ns, ctime_ns, why, digest, width, height FROM probes WHERE root = ?",
             (self._root,),
         )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.data.dataset import Dataset, named, shortened
+from core.data.dataset import SKIP_WORDS, Dataset, named, shortened
 from core.data.layout import Layout, find_layout
 from core.data.probe import NOT_A_PICTURE, Probe, Sink, probe_files
 from core.data.progress import Progress, quiet
@@ -44,7 +44,7 @@ def scan(
     Raises:
         DataError: fewer than two classes, or no image for validation.
     """
-    tree = read_tree(source.root)
+    tree = read_tree(source.root, without=home)
     layout = find_layout(tree.top, source.spec)
     files = [file for classes in layout.splits.values() for found in classes.values() for file in found]
     probes = dict(
@@ -175,8 +175,8 @@ class _Sorting:
 
     def _too_few(self, names: list[str]) -> DataError:
         count = "1 class with images" if names else "no class with images"
-        lost = sum(item.why not in ("outside_class", "unsafe_path") for item in self.skipped)
-        reason = f"; {lost:,} pictures can't be used ({self.skipped[0].file}: {self.skipped[0].why})" if lost else ""
+        lost = [item for item in self.skipped if item.why not in ("outside_class", "unsafe_path")]
+        reason = f"; {len(lost):,} pictures can't be used ({lost[0].file}: {SKIP_WORDS[lost[0].why]})" if lost else ""
         who = f" ({named(names)})" if names else ""
         return DataError(
             f"'{self._source.spec}' has {count}{who}{reason}; training needs two or more.",

@@ -102,6 +102,7 @@ class Tree:
     unsafe_links: list[str]
     broken: list[str]
     followed: set[str] = field(default_factory=set)
+    unread: str = ""
 
 
 def is_hidden(name: str) -> bool:
@@ -120,8 +121,11 @@ def spell(name: str) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def read_tree(root: Path) -> Tree:
+def read_tree(root: Path, without: Path | None = None) -> Tree:
     """Read all folders below `root`, each sorted by name; links are followed inside `root` alone, and never in a loop.
+
+    Args:
+        without: a folder that is left unread and counts as hidden, such as the product's own.
 
     Raises:
         DataError: `root` itself can't be read.
@@ -129,6 +133,7 @@ def read_tree(root: Path) -> Tree:
     real_root = os.path.realpath(root)
     tree = Tree(Folder(spell(root.name)), [], [], [])
     try:
+        tree.unread = os.path.realpath(without) if without else ""
         _read(str(root), "", tree.top, tree, real_root, (real_root,))
     except OSError as error:
         raise DataError(f"'{root}' can't be read: {error.strerror}.", fix="Check its permissions.") from error
@@ -156,7 +161,9 @@ def _read(path: str, prefix: str, folder: Folder, tree: Tree, real_root: str, ab
             elif entry.is_symlink() and not _may_follow(entry, tree, real_root, above):
                 tree.unsafe_links.append(name)
             elif entry.is_dir():
-                real = os.path.realpath(entry.path) if entry.is_symlink() else f"{above[-1]}/{entry.name}"
+                real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(above[-1], entry.name)
+                if real == tree.unread:
+                    continue
                 below = Folder(spelled)
                 folder.folders.append(below)
                 _read(entry.path, f"{name}/", below, tree, real_root, (*above, real))
