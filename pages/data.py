@@ -37,7 +37,7 @@ def draw_choice(state: str) -> None:
     problems = field_errors(forms.values())
     is_running = state == "running"
     with st.container(border=True):
-        forms.field("data", problems, options=data_views.data_options(services().store))
+        forms.field("data", problems, options=forms.data_options(services().store))
         with st.expander("How it is divided", icon=":material/call_split:"):
             for column, name in zip(st.columns(len(SPLIT_FIELDS)), SPLIT_FIELDS, strict=True):
                 with column:

@@ -32,15 +32,10 @@ def newest_run_id() -> str:
     return runs[0].run_id if runs else ""
 
 
-def data_options() -> list[str]:
-    used = [record.config.data for record in services().store.list_runs()]
-    return list(dict.fromkeys([*forms.BUILT_IN_DATA, *used]))
-
-
 def draw_form(problems: dict[str, str]) -> None:
     with st.container(border=True):
         st.subheader("Data", anchor=False)
-        forms.field("data", problems, options=data_options())
+        forms.field("data", problems, options=forms.data_options(services().store))
         st.page_link("../pages/data.py", label="Look at these data", icon=":material/photo_library:")
         forms.field("val_percent", problems)
         for title in forms.SECTIONS:

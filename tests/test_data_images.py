@@ -70,7 +70,10 @@ def gradient(dtype: type, top: float) -> np.ndarray:
         (packed(Image.fromarray(gradient(np.uint8, 255)).convert("LA"), "PNG"), 1),
         (packed(Image.fromarray(gradient(np.uint8, 255)).convert("YCbCr"), "TIFF"), 3),
     ],
-    ids="png16 tiff16 png12 int32 float1 float255 float_large grey cmyk palette la ycbcr".split(),
+    ids=[
+        "png16", "tiff16", "png12", "int32", "float1", "float255",
+        "float_large", "grey", "cmyk", "palette", "la", "ycbcr",
+    ],
 )  # fmt: skip
 def test_every_mode_keeps_its_gradient(content: bytes, tolerance: int):
     pixels = decode(content).pixels

@@ -19,7 +19,6 @@ from core.data.split import Item
 from core.errors import AppError
 from core.events import progress_in_words
 from core.files import built
-from core.store import Store
 from ui import forms
 from ui.scans import ScanJob, ScanKey
 
@@ -33,12 +32,6 @@ ALL = -1
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-!|~$:.])")
 _PIECE = 2**20
 Placed = list[tuple[str, Item]]
-
-
-def data_options(store: Store) -> list[str]:
-    """The data that are known by name, and those of earlier runs."""
-    used = [record.config.data for record in store.list_runs()]
-    return list(dict.fromkeys([*forms.BUILT_IN_DATA, *used]))
 
 
 def scan_key() -> ScanKey:
@@ -100,7 +93,7 @@ def number_cards(numbers: dict[str, int]) -> None:
     """A card a number, as many in a row as there is room for."""
     told = {title: f"{num:,}" for title, num in numbers.items()}
     # a figure that is too wide for its card would be cut off
-    grid = st.grid("auto", min_column_width=max(96, 36 + 17 * max(map(len, told.values()))), gap="small")
+    grid = st.grid("auto", min_column_width=max(108, 36 + 17 * max(map(len, told.values()))), gap="small")
     for title, words in told.items():
         with grid.cell():
             st.metric(title, words, border=True)

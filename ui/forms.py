@@ -12,6 +12,7 @@ import streamlit as st
 from core.config import PRESET_TITLES, PRESETS, RunConfig
 from core.errors import AppError
 from core.schedule import lr_at
+from core.store import Store
 
 FIRST_PRESET = "quick"
 BUILT_IN_DATA = (
@@ -87,6 +88,12 @@ FLOAT_STEPS = {
 }
 PREVIEW_STEPS_PER_EPOCH = 50
 PREVIEW_POINTS = 400
+
+
+def data_options(store: Store) -> list[str]:
+    """The data that are known by name, and those of earlier runs."""
+    used = [record.config.data for record in store.list_runs()]
+    return list(dict.fromkeys([*BUILT_IN_DATA, *used]))
 
 
 def key_of(name: str) -> str:
