@@ -6,6 +6,7 @@ Exit status: 0 done; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C after 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import signal
@@ -31,6 +32,9 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return its exit status."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         arguments = _parser().parse_args(argv)
         status: int = arguments.run(arguments)
@@ -120,7 +124,9 @@ def _store(arguments: argparse.Namespace) -> Any:
 
 
 def _print(arguments: argparse.Namespace, value: dict[str, Any], lines: list[str]) -> None:
-    print(json.dumps(value, ensure_ascii=False) if arguments.json else "\n".join(lines))
+    # a terminal or pipe of another encoding gets escapes, which JSON allows
+    is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
+    print(json.dumps(value, ensure_ascii=not is_unicode) if arguments.json else "\n".join(lines))
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -195,13 +201,15 @@ def _scan(arguments: argparse.Namespace) -> int:
     from core.progress import WorkBar
 
     home = _home(arguments)
+    names = ("seed", "val_percent", "val_duplicates")
+    config = make_config(data=arguments.spec, **{name: getattr(arguments, name) for name in names})
     with WorkBar() as bar:
         dataset = scan(
-            open_source(arguments.spec, home, bar.follow),
+            open_source(config.data, home, bar.follow),
             home=home,
-            seed=arguments.seed,
-            val_percent=arguments.val_percent,
-            val_duplicates=arguments.val_duplicates,
+            seed=config.seed,
+            val_percent=config.val_percent,
+            val_duplicates=config.val_duplicates,
             progress=bar.follow,
             anew=arguments.rescan,
         )

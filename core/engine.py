@@ -20,7 +20,7 @@ from core.config import RunConfig
 from core.data.augment import Mix
 from core.data.loader import PADDING_LABEL, Batch
 from core.devices.base import Device
-from core.errors import TrainingError
+from core.errors import ConfigError, TrainingError
 from core.events import EpochEnded, Event, PhaseChanged, Phases, StepLogged
 from core.metrics import Figures, Sums, Totals
 from core.optim import set_lr
@@ -240,7 +240,7 @@ def train_step(task: Task, images: Tensor, labels: Tensor, mix: Mix | None, lr: 
     """
     set_lr(task.optimizer, lr)
     task.optimizer.zero_grad(set_to_none=True)
-    logits = task.logits(images, mix)
+    logits = _training_logits(task, images, mix)
     loss = mixed_loss(logits, labels, mix, weight=task.class_weights, label_smoothing=task.config.label_smoothing)
     if task.scaler.is_enabled():
         task.scaler.scale(loss).backward()
@@ -250,6 +250,18 @@ def train_step(task: Task, images: Tensor, labels: Tensor, mix: Mix | None, lr: 
         loss.backward()
         task.device.optimizer_step(task.optimizer)
     sums.add(loss * labels.shape[0], logits.detach(), labels, labels.shape[0])
+
+
+def _training_logits(task: Task, images: Tensor, mix: Mix | None) -> Tensor:
+    try:
+        return task.logits(images, mix)
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise ConfigError(
+            f"A batch of {len(images)} at this image size leaves BatchNorm a single value for each channel.",
+            fix="Choose a larger batch size or image size.",
+        ) from error
 
 
 def mix_images(images: Tensor, mix: Mix) -> Tensor:

@@ -78,11 +78,19 @@ class Store:
 
     def __init__(self, home: Path | None = None) -> None:
         self.home = (home or default_home()).expanduser().resolve()
-        self.home.mkdir(parents=True, exist_ok=True)
         self._lock = threading.RLock()
-        self._db = sqlite3.connect(self.home / "runs.sqlite", check_same_thread=False, isolation_level=None, timeout=30)
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(
+                self.home / "runs.sqlite", check_same_thread=False, isolation_level=None, timeout=30
+            )
+            self._db.execute("PRAGMA journal_mode = WAL")
+        except (OSError, sqlite3.Error) as error:
+            raise StoreError(
+                f"The home folder '{self.home}' can't be used: {getattr(error, 'strerror', None) or error}.",
+                fix="Choose another --home.",
+            ) from error
         self._db.row_factory = sqlite3.Row
-        self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = NORMAL")
         migrate(self._db)
 

@@ -82,10 +82,41 @@ class TestNames:
         path = raw_zip(tmp_path / "x.zip", [(name.encode(), b"x", b"") for name in names])
         assert opened(path, tmp_path)[0] == sorted(names)
 
-    def test_else_each_unflagged_name_is_cp932_utf8_or_cp437(self, tmp_path: Path):
+    def test_else_all_are_cp932_where_all_of_them_may_be(self, tmp_path: Path):
+        names = ["ﾈｺ/1.png", "能登/2.png"]
+        assert names[0].encode("cp932").decode("utf-8")
+        path = raw_zip(tmp_path / "x.zip", [(name.encode("cp932"), b"x", b"") for name in names])
+        assert opened(path, tmp_path)[0] == sorted(names)
+
+    @pytest.mark.parametrize("names", [["Bär/1.png", "Bär/é.png", "Kuh/1.png"], ["Çà.png", "thé/1.png"]])
+    def test_else_all_are_cp437_where_that_gives_letters(self, names: list[str], tmp_path: Path):
+        path = raw_zip(tmp_path / "x.zip", [(name.encode("cp437"), b"x", b"") for name in names])
+        assert opened(path, tmp_path)[0] == sorted(names)
+
+    def test_a_name_of_nonsense_leaves_the_others_cp932(self, tmp_path: Path):
+        names = [b"/1.png", b"/\xff\xfe.png", b"/\x82.png"]
+        path = raw_zip(tmp_path / "x.zip", [("犬".encode("cp932") + name, b"x", b"") for name in names])
+        assert {Path(file).parent.name for file in opened(path, tmp_path)[0]} == {"犬"}
+
+    def test_else_each_folder_and_file_is_utf8_cp932_or_cp437(self, tmp_path: Path):
         names = [("猫/1.png", "cp932"), ("Ä.png", "utf-8"), ("café.png", "cp437"), ("plain.png", "ascii")]
         path = raw_zip(tmp_path / "x.zip", [(name.encode(encoding), b"x", b"") for name, encoding in names])
         assert opened(path, tmp_path)[0] == sorted(name for name, _ in names)
+
+    @pytest.mark.parametrize("separator", [b"/", b"\\"])
+    def test_a_folder_s_bytes_are_never_decoded_in_two_ways(self, separator: bytes, tmp_path: Path):
+        folders = [name.encode(encoding) for name, encoding in (("Bär", "cp437"), ("ä", "utf-8"), ("猫", "cp932"))]
+        files = [b"1.png", "é.png".encode("cp437"), "é.png".encode(), "犬.png".encode("cp932"), b"\xff\xfe.png"]
+        names = [folder + separator + file for folder in folders for file in files]
+        path = raw_zip(tmp_path / "x.zip", [(name, b"x", b"") for name in names])
+        folders_there = {Path(file).parent.name for file in opened(path, tmp_path)[0]}
+        assert (len(folders_there), {"ä", "猫"} - folders_there) == (3, set())
+
+    def test_names_that_say_utf8_and_are_not(self, tmp_path: Path):
+        entries = [(f"{folder}/{i}.png".encode(encoding), noise(9000), b"") for i in range(3) for folder, encoding in
+                   (("犬", "cp932"), ("猫", "utf-8"), ("plain", "ascii"))]  # fmt: skip
+        path = raw_zip(tmp_path / "x.zip", entries, flags=0x800)
+        assert opened(path, tmp_path) == (sorted(f"{x}/{i}.png" for x in ("犬", "猫", "plain") for i in range(3)), [])
 
     def test_a_cp932_backslash_byte_within_a_character_is_no_separator(self, tmp_path: Path):
         assert b"\\" in "表".encode("cp932")
@@ -109,6 +140,13 @@ class TestNames:
         with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT, encoding="cp932") as archive:
             archive.addfile(tarfile.TarInfo("猫.png"))
         assert opened(path, tmp_path)[0] == ["猫.png"]
+
+    def test_a_tar_s_folder_is_never_decoded_in_two_ways(self, tmp_path: Path):
+        path = tmp_path / "x.tar"
+        with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT, encoding="cp437") as archive:
+            for name in ("Bär/1.png", "Bär/é.png"):
+                archive.addfile(tarfile.TarInfo(name))
+        assert len({Path(file).parent for file in opened(path, tmp_path)[0]}) == 1
 
     @pytest.mark.parametrize(
         "name", ["x.zip", "x.tar", "x.tar.gz", "x.tgz", "x.TAR.BZ2", "x.tbz2", "x.tar.xz", "x.txz"]
@@ -158,6 +196,25 @@ class TestPlaces:
         files, skipped = opened(tar_of(tmp_path / "x.tar", members), tmp_path)
         assert (files, {why for _, why in skipped}, len(skipped)) == (["a.png"], {"unsafe_path"}, 5)
 
+    def test_what_lies_below_a_link_is_skipped_with_it(self, tmp_path: Path):
+        below = ["link/a.png", "./link/in/b.png", "link/"]
+        kept = ["link.png", "linked/a.png", "a/link/a.png"]
+        in_zip, in_tar = tmp_path / "x.zip", tarfile.TarInfo("./link")
+        in_tar.type, in_tar.linkname = tarfile.SYMTYPE, "/etc"
+        with zipfile.ZipFile(in_zip, "w") as archive:
+            info = zipfile.ZipInfo("link")
+            info.external_attr = (stat.S_IFLNK | 0o777) << 16
+            archive.writestr(info, "/etc")
+            for name in below + kept:
+                archive.writestr(name, b"")
+        folder = tarfile.TarInfo(below[-1])
+        folder.type = tarfile.DIRTYPE
+        members = [in_tar, *((name, b"x") for name in below[:-1]), folder, *((name, b"x") for name in kept)]
+        for path in (in_zip, tar_of(tmp_path / "x.tar", members)):
+            files, skipped = opened(path, tmp_path)
+            assert (files, [why for _, why in skipped]) == (sorted(kept), ["unsafe_path"] * 4)
+            assert not (unpack("x", path, tmp_path / "home").root / "link").exists()
+
     def test_a_second_entry_on_the_same_path_is_skipped(self, tmp_path: Path):
         path = raw_zip(
             tmp_path / "x.zip",
@@ -184,6 +241,16 @@ class TestPlaces:
             tar_of(tmp_path / "x.tar", [(name, b"x"), ("a/b.png", b"x")]),
         ):
             assert opened(path, tmp_path) == (["a/b.png"], [(name, "name_too_long")])
+
+    def test_a_name_too_deep(self, tmp_path: Path):
+        deep, deepest = "a/" * 100 + "b.png", "a/" * 1500 + "b.png"
+        files = {deep: b"x", deepest: b"x", "a/" * 1500: b"", f"{'c/' * 101}d.png": b"x"}
+        for path in (
+            zip_of(tmp_path / "x.zip", files),
+            tar_of(tmp_path / "x.tar", [(name, b"x") for name in files if name.endswith(".png")]),
+        ):
+            written, skipped = opened(path, tmp_path)
+            assert (written, {why for _, why in skipped}) == ([deep], {"name_too_long"})
 
     def test_empty_folders_are_made_and_rights_are_not_taken_over(self, tmp_path: Path):
         folder, file = tarfile.TarInfo("empty"), tarfile.TarInfo("shut/a.png")
@@ -220,9 +287,12 @@ class TestDamage:
     def test_an_unknown_compression_is_skipped_alone(self, tmp_path: Path):
         path = zip_of(tmp_path / "x.zip", {"a.png": b"x", "b.png": b"y"})
         content = bytearray(path.read_bytes())
-        content[content.index(b"PK\1\2") + 10] = 98
+        content[content.index(b"PK\1\2") + 10] = 9
         path.write_bytes(content)
-        assert opened(path, tmp_path) == (["b.png"], [("a.png", "truncated")])
+        assert opened(path, tmp_path) == (["b.png"], [("a.png", "unknown_compression")])
+        content[content.rindex(b"PK\1\2") + 10] = 9
+        path.write_bytes(content)
+        assert opened(path, tmp_path) == ([], [("a.png", "unknown_compression"), ("b.png", "unknown_compression")])
 
     def test_an_entry_whose_place_is_wrong_is_skipped_alone(self, tmp_path: Path):
         path = zip_of(tmp_path / "x.zip", {"a.png": b"x", "b.png": b"y"})
@@ -272,6 +342,17 @@ class TestDamage:
         (tmp_path / "x.tar").write_bytes(content)
         with pytest.raises(DamagedArchiveError):
             opened(tmp_path / "x.tar", tmp_path)
+
+    @pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE])
+    @pytest.mark.parametrize("first", [b"", tarfile.TarInfo("a.png").tobuf()])
+    def test_a_tar_of_headers_without_end_is_refused(self, kind: bytes, first: bytes, tmp_path: Path):
+        info = tarfile.TarInfo("x")
+        info.type, info.size = kind, 8
+        header = info.tobuf(tarfile.GNU_FORMAT) + b"8 a=bcd\n".ljust(512, b"\0")
+        path = tmp_path / "x.tar"
+        path.write_bytes(first + header * 3000 + tarfile.TarInfo("b.png").tobuf() + bytes(1024))
+        with pytest.raises(DamagedArchiveError, match="too many headers"):
+            opened(path, tmp_path)
 
     @pytest.mark.parametrize("content", [b"", b"hello", b"\x1f\x8b", b"PK\3\4" + bytes(99), gzip.compress(b"no tar")])
     def test_what_is_no_archive_is_refused_in_one_line(self, content: bytes, tmp_path: Path):
@@ -339,6 +420,30 @@ class TestLimits:
     def test_what_grows_too_much_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(archives, "RATIO_FROM_BYTES", 100_000)
         path = zip_of(tmp_path / "x.zip", {"a": bytes(1_000_000)}, zipfile.ZIP_DEFLATED)
+        with pytest.raises(DataError, match="over the limit"):
+            opened(path, tmp_path)
+
+    def test_an_entry_that_grows_too_much_in_an_archive_that_does_not_is_skipped(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(archives, "RATIO_FROM_BYTES", 100_000)
+        files = {"a": bytes(1_000_000), "b": noise(50_000), "c": bytes(90_000)}
+        assert opened(zip_of(tmp_path / "x.zip", files, zipfile.ZIP_DEFLATED), tmp_path) == (
+            ["b", "c"],
+            [("a", "too_large")],
+        )
+
+    def test_many_small_pictures_of_one_colour_pass(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr(archives, "RATIO_FROM_BYTES", 100_000)
+        files = {f"a/{i}.bmp": bytes(3000) for i in range(100)}
+        path = zip_of(tmp_path / "x.zip", files, zipfile.ZIP_DEFLATED)
+        assert opened(path, tmp_path) == (sorted(files), [])
+
+    def test_a_bomb_of_a_quarter_gib_is_refused(self, tmp_path: Path):
+        path = tmp_path / "x.zip"
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("a", "w") as file:
+            for _ in range(33):
+                file.write(bytes(2**23))
         with pytest.raises(DataError, match="over the limit"):
             opened(path, tmp_path)
 

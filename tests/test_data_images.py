@@ -122,6 +122,8 @@ def damaged() -> dict[str, bytes]:
     whole, half = packed(photo(), "JPEG", quality=90), 0
     half = len(whole) // 2
     progressive = packed(photo(), "JPEG", quality=90, progressive=True)
+    four = packed(photo().convert("CMYK"), "JPEG")
+    four = packed(photo().convert("CMYK"), "JPEG")
     png = packed(photo(), "PNG")
     return {
         "cut in the middle": whole[:half],
@@ -129,6 +131,9 @@ def damaged() -> dict[str, bytes]:
         "rest is zeros": whole[:half] + bytes(len(whole) - half),
         "cut in the header": whole[:30],
         "progressive, cut and closed": progressive[: len(progressive) // 2] + b"\xff\xd9",
+        "a hole": whole[:half] + bytes(len(whole) // 4) + whole[half + len(whole) // 4 :],
+        "progressive, zeros and an end": progressive[: len(progressive) // 2] + bytes(2000) + b"\xff\xd9",
+        "four colours, cut and closed": four[: len(four) // 2] + b"\xff\xd9",
         "png cut": png[: len(png) // 2],
         "png with a changed byte": png[: len(png) // 2] + bytes([png[len(png) // 2] ^ 0xFF]) + png[len(png) // 2 + 1 :],
         "webp cut": packed(photo(), "WEBP")[:-40],
@@ -167,6 +172,10 @@ def test_bytes_between_two_markers_are_no_damage(tmp_path: Path):
         ("a.heic", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), "unsupported_format"),
         ("a.jpg", b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(64), "unsupported_format"),
         ("a.nef", packed(photo(), "TIFF"), "unsupported_format"),
+        ("a.3fr", packed(photo(), "TIFF"), "unsupported_format"),
+        ("a.cr2", b"II*\0\x10\0\0\0CR\2\0" + bytes(64), "unsupported_format"),
+        ("a.nef", packed(photo(), "JPEG"), ""),
+        ("a.dcm", bytes(128) + b"DICM", "unsupported_format"),
         ("a.dng", packed(photo(), "TIFF"), "unsupported_format"),
         ("a.eps", packed(photo(), "EPS"), "unsupported_format"),
         ("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0" + bytes(64), NOT_A_PICTURE),
@@ -175,6 +184,39 @@ def test_bytes_between_two_markers_are_no_damage(tmp_path: Path):
 )
 def test_the_bytes_decide_what_a_file_is(name: str, content: bytes, why: str, tmp_path: Path):
     assert probe_file(write(tmp_path / name, content)).why == why
+
+
+def test_whole_files_of_a_kind_that_cannot_be_read_are_not_called_damaged(tmp_path: Path):
+    deep = bytearray(packed(photo(), "JPEG"))
+    deep[deep.index(b"\xff\xc0") + 4] = 12
+    assert probe_file(write(tmp_path / "deep.jpg", bytes(deep))).why == "unsupported_format"
+    tiff = packed(Image.fromarray(gradient(np.float32, 1.0)), "TIFF")
+    # BitsPerSample, a short, once: 32 becomes 24
+    bits = (258).to_bytes(2, "little") + b"\3\0\1\0\0\0"
+    at = tiff.index(bits) + len(bits)
+    assert tiff[at] == 32
+    odd = tiff[:at] + bytes([24]) + tiff[at + 1 :]
+    assert probe_file(write(tmp_path / "odd.tif", odd)).why == "unsupported_format"
+
+
+def test_a_transparent_deep_grey_stands_on_white():
+    grey = gradient(np.uint16, 65535)
+    pixels = decode(packed(Image.fromarray(grey), "PNG", transparency=int(grey[0, 0]))).pixels
+    assert pixels[0, 0].tolist() == [255, 255, 255]
+    assert pixels[0, 9, 0] == 9
+
+
+def test_extreme_floats_keep_their_gradient():
+    values = np.tile(np.linspace(-3e38, 3e38, 256, dtype=np.float64), (8, 1)).astype(np.float32)
+    pixels = decode(packed(Image.fromarray(values), "TIFF")).pixels
+    assert np.abs(pixels[4, :, 0].astype(int) - np.arange(256)).max() <= 1
+
+
+def test_large_pictures_of_other_formats_may_be_made_smaller_too():
+    small = decode(packed(photo(1600, 1200), "PNG"), at_least=100)
+    assert (small.width, small.height) == (1600, 1200)
+    assert small.pixels.shape == (400, 534, 3)
+    assert decode(packed(photo(400, 300), "PNG"), at_least=100).pixels.shape == (300, 400, 3)
 
 
 def test_a_file_that_the_system_refuses_is_named(tmp_path: Path):

@@ -30,6 +30,26 @@ def classes_of(root: Path) -> dict[str, dict[str, int]]:
 
 
 @pytest.mark.parametrize(
+    "names",
+    [["train/1.png", "val/1.png", "labels.csv"], ["images/train/1.png", "images/val/1.png", "labels/val/1.txt"]],
+)
+def test_splits_without_any_class_folder_are_refused(tmp_path: Path, names: list[str]):
+    with pytest.raises(DataError, match="train and val folders, and no folders of classes in them"):
+        classes_of(make(tmp_path / "d", *names))
+
+
+def test_a_folder_of_unbounded_depth_is_read_to_a_depth_and_told(tmp_path: Path):
+    path = make(tmp_path / "d", "a/1.png", "b/1.png") / "a"
+    for _ in range(150):
+        path = path / "x"
+    path.mkdir(parents=True)
+    (path / "deep.png").touch()
+    tree = read_tree(tmp_path / "d")
+    assert [file.name for file in tree.top.all_files()] == ["a/1.png", "b/1.png"]
+    assert len(tree.broken) == 1
+
+
+@pytest.mark.parametrize(
     ("name", "split"),
     [
         ("train", "train"),
@@ -49,6 +69,7 @@ def classes_of(root: Path) -> dict[str, dict[str, int]]:
         ("trains", None),
         ("invalid", None),
         ("contest", None),
+        ("test1", "test"),
         ("images", None),
         ("data", None),
         ("2017", None),
@@ -71,7 +92,18 @@ def test_usual_spellings_of_splits(name: str, split: str | None):
         (["train/a/1.png", "train/b/1.png", "val/"], {"train": {"a": 1, "b": 1}, "val": {}}),
         (["train/a/1.png", "train/b/1.png", "test/1.png", "test/2.png"], {"train": {"a": 1, "b": 1}, "test": {}}),
         (["train/1.png", "car/1.png"], {"train": {"car": 1, "train": 1}}),
-        (["train/steam/1.png", "train/diesel/1.png", "tram/1.png"], {"train": {"train": 2, "tram": 1}}),
+        (["train/steam/1.png", "train/diesel/1.png", "tram/1.png", "bus/1.png"],
+         {"train": {"bus": 1, "train": 2, "tram": 1}}),
+        (["train/ant/1.png", "train/bee/1.png", "unlabeled/1.png"], {"train": {"ant": 1, "bee": 1}}),
+        (["train/ant/1.png", "train/bee/1.png", "test1/1.png"], {"train": {"ant": 1, "bee": 1}, "test": {}}),
+        (["w/images/ant/1.png", "w/images/bee/1.png", "w/docs/LICENSE", "w/scripts/Makefile"],
+         {"train": {"ant": 1, "bee": 1}}),
+        (["images/ant/1.png", "images/bee/1.png", "docs/figure.png"], {"train": {"ant": 1, "bee": 1}}),
+        (["images/ant/1.png", "images/bee/1.png", "annotations/masks/1.png", "annotations/x/2.png"],
+         {"train": {"annotations": 2, "images": 2}}),
+        (["images/ant/1.png", "images/bee/1.png", "logs/"], {"train": {"ant": 1, "bee": 1}}),
+        (["ant/train/1.png", "ant/val/2.png", "bee/train/1.png", "bee/val/2.png", "bee/val/3.png"],
+         {"train": {"ant": 1, "bee": 1}, "val": {"ant": 1, "bee": 2}}),
         (["valid/1.png", "invalid/1.png"], {"train": {"invalid": 1, "valid": 1}}),
         (["a/deep/er/1.png", "a/2.png", "b/1.png"], {"train": {"a": 2, "b": 1}}),
         (["full/1.png", "empty/"], {"train": {"full": 1, "empty": 0}}),

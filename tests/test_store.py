@@ -106,3 +106,15 @@ def test_several_processes_may_open_a_new_store_at_once(tmp_path: Path):
     command = [sys.executable, "-c", script, str(tmp_path / "new")]
     processes = [subprocess.Popen(command, cwd=Path(__file__).parents[1]) for _ in range(4)]
     assert [process.wait() for process in processes] == [0, 0, 0, 0]
+
+
+def test_a_home_that_is_no_folder_is_told_in_one_line(tmp_path: Path):
+    (tmp_path / "home").write_text("a file")
+    with pytest.raises(StoreError, match="can't be used: File exists"):
+        Store(tmp_path / "home")
+
+
+def test_a_database_that_is_none_is_told_in_one_line(tmp_path: Path):
+    (tmp_path / "runs.sqlite").write_text("no database, but words, and enough of them" * 10)
+    with pytest.raises(StoreError, match="can't be used: file is not a database"):
+        Store(tmp_path)

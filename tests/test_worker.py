@@ -67,6 +67,12 @@ def test_a_last_batch_of_one_trains_and_validation_counts_all_images(store: Stor
     assert hits == pytest.approx(round(hits), abs=1e-6)
 
 
+def test_a_batch_of_one_that_batchnorm_cannot_take_is_told_in_one_line(store: Store, pictures: Path):
+    summary = train(store, data=str(pictures), batch_size=1)
+    assert (summary["state"], summary["error"]) == ("failed", "ConfigError")
+    assert summary["reason"].startswith("A batch of 1 at this image size leaves BatchNorm a single value")
+
+
 def test_phases_add_up_to_the_wall_time(store: Store, pictures: Path):
     summary = train(store, data=str(pictures))
     assert sum(summary["phases"].values()) == pytest.approx(summary["total_s"], rel=1e-6)

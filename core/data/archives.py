@@ -6,6 +6,7 @@ import bz2
 import errno
 import gzip
 import hashlib
+import io
 import json
 import lzma
 import re
@@ -22,16 +23,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from core.data.entry_names import safe_parts, tar_name, zip_names
+from core.data.entry_names import HonestFlags, safe_parts, tar_name, zip_names
 from core.data.progress import Progress, quiet
 from core.errors import DataError
 from core.files import built
 
 MAX_UNPACKED_BYTES = 50 * 2**30
 MAX_RATIO = 200
-"""What unpacks to over `RATIO_FROM_BYTES` may grow by this factor at most."""
-RATIO_FROM_BYTES = 2**30
+"""An archive, or an entry of a zip, that unpacks to over `RATIO_FROM_BYTES` may grow by this factor at most."""
+RATIO_FROM_BYTES = 2**28
 MAX_ENTRIES = 2_000_000
+MAX_DEPTH = 100
+"""How many folders an entry may lie in."""
 _MAX_TAR_HEADER_BYTES = 2**24
 _CHUNK_BYTES = 2**20
 _SETTLED_S = 2.0
@@ -162,6 +165,10 @@ def _digest(path: Path, home: Path) -> str:
     return digest
 
 
+def _is_bomb(size_bytes: int, packed_bytes: int) -> bool:
+    return size_bytes > RATIO_FROM_BYTES and size_bytes > MAX_RATIO * packed_bytes
+
+
 class _Limit:
     """How much an archive may unpack to; what its headers declare is checked, and what is really written."""
 
@@ -172,8 +179,7 @@ class _Limit:
         self._free_bytes = shutil.disk_usage(home).free
 
     def check(self, total_bytes: int) -> None:
-        is_bomb = total_bytes > RATIO_FROM_BYTES and total_bytes > MAX_RATIO * self._packed_bytes
-        if total_bytes > MAX_UNPACKED_BYTES or is_bomb:
+        if total_bytes > MAX_UNPACKED_BYTES or _is_bomb(total_bytes, self._packed_bytes):
             raise DataError(
                 f"'{self.spec}' would unpack to {total_bytes / 2**30:.1f} GiB or more, which is over the limit.",
                 fix="Unpack it yourself and give the folder.",
@@ -201,9 +207,15 @@ class _Writer:
         self.skipped: list[Skipped] = []
         self.written_bytes = 0
         self._root = root
+        self._links: set[tuple[str, ...]] = set()
 
     def skip(self, name: str, why: str) -> None:
         self.skipped.append(Skipped(name, why))
+
+    def skip_link(self, name: str) -> None:
+        """Skip a link or a device, and from now on what lies below it; what came before it was written to no link."""
+        self._links.add(safe_parts(name) or ())
+        self.skip(name, "unsafe_path")
 
     def add(self, name: str, opened: Callable[[], AbstractContextManager[IO[bytes]]] | None) -> None:
         """Write a file from `opened`, or make a folder where that is None.
@@ -214,6 +226,11 @@ class _Writer:
         parts = safe_parts(name)
         if parts is None:
             return self.skip(name, "unsafe_path")
+        folders = parts if opened is None else parts[:-1]
+        if self._is_below_link(folders):
+            return self.skip(name, "unsafe_path")
+        if len(folders) > MAX_DEPTH:
+            return self.skip(name, "name_too_long")
         target = self._root.joinpath(*parts)
         try:
             if opened is None:
@@ -234,6 +251,9 @@ class _Writer:
             target.unlink()
             raise
 
+    def _is_below_link(self, folders: tuple[str, ...]) -> bool:
+        return bool(self._links) and any(folders[:depth] in self._links for depth in range(1, len(folders) + 1))
+
     def _copy(self, packed: IO[bytes], out: IO[bytes]) -> None:
         while chunk := packed.read(_CHUNK_BYTES):
             self.written_bytes += len(chunk)
@@ -242,7 +262,7 @@ class _Writer:
 
 
 def _read_zip(path: Path, writer: _Writer, progress: Progress) -> None:
-    with zipfile.ZipFile(path) as archive:
+    with HonestFlags(io.FileIO(path)) as file, zipfile.ZipFile(file) as archive:
         infos = archive.infolist()
         writer.limit.check_count(len(infos))
         files = [info for info in infos if not info.orig_filename.endswith(("/", "\\"))]
@@ -258,15 +278,21 @@ def _read_zip(path: Path, writer: _Writer, progress: Progress) -> None:
 
 def _read_zip_entry(archive: zipfile.ZipFile, info: zipfile.ZipInfo, name: str, writer: _Writer) -> None:
     file_type = stat.S_IFMT(info.external_attr >> 16)
-    if safe_parts(name) is None or file_type not in (0, stat.S_IFREG, stat.S_IFDIR):
+    if file_type not in (0, stat.S_IFREG, stat.S_IFDIR):
+        writer.skip_link(name)
+    elif safe_parts(name) is None:
         writer.skip(name, "unsafe_path")
     elif name.endswith(("/", "\\")):
         writer.add(name, None)
     elif info.flag_bits & _ENCRYPTED_FLAG:
         writer.skip(name, "encrypted")
+    elif _is_bomb(info.file_size, info.compress_size):
+        writer.skip(name, "too_large")
     else:
         try:
             writer.add(name, lambda: archive.open(info))
+        except NotImplementedError:
+            writer.skip(name, "unknown_compression")
         except (*_DAMAGES, OSError) as error:
             if not _is_damage(error):
                 raise
@@ -300,19 +326,27 @@ def _read_tar(path: Path, writer: _Writer, progress: Progress) -> None:
         head = file.read(8)
     opener = next((opener for magic, opener in _COMPRESSED.items() if head.startswith(magic)), None)
     with opener(path) if opener else path.open("rb") as raw:
-        stream: Any = _Stream(raw, writer.limit)
-        with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
-            done = 0
-            while (member := archive.next()) is not None:
-                # else tarfile keeps every header it has met
-                archive.members = []  # type: ignore[attr-defined]
-                _read_tar_entry(archive, member, writer)
-                done += 1
-                writer.limit.check_count(done)
-                progress("unpacking", done, 0)
-            # tarfile ends quietly at a missing or a garbled header; a whole tar ends in zeros
-            if stream.last.strip(b"\0") or len(stream.last) != tarfile.BLOCKSIZE:
-                raise tarfile.ReadError("its end is missing")
+        stream = _Stream(raw, writer.limit)
+        try:
+            _read_tar_entries(stream, writer, progress)
+        except RecursionError as error:
+            # tarfile calls itself for the header after each that holds a long name
+            raise tarfile.ReadError("too many headers before one entry") from error
+        # tarfile ends quietly at a missing or a garbled header; a whole tar ends in zeros
+        if stream.last.strip(b"\0") or len(stream.last) != tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("its end is missing")
+
+
+def _read_tar_entries(stream: Any, writer: _Writer, progress: Progress) -> None:
+    with tarfile.open(fileobj=stream, mode="r:", encoding="utf-8", errors="surrogateescape") as archive:
+        done = 0
+        while (member := archive.next()) is not None:
+            # else tarfile keeps every header it has met
+            archive.members = []  # type: ignore[attr-defined]
+            _read_tar_entry(archive, member, writer)
+            done += 1
+            writer.limit.check_count(done)
+            progress("unpacking", done, 0)
 
 
 def _read_tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo, writer: _Writer) -> None:
@@ -320,7 +354,7 @@ def _read_tar_entry(archive: tarfile.TarFile, member: tarfile.TarInfo, writer: _
     if member.isdir():
         writer.add(name, None)
     elif not member.isreg():
-        writer.skip(name, "unsafe_path")
+        writer.skip_link(name)
     else:
         writer.limit.check(writer.written_bytes + member.size)
         writer.add(name, lambda: _member_file(archive, member))

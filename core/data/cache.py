@@ -262,7 +262,7 @@ class PackedImages:
             content = item.path.read_bytes()
             if hashlib.sha256(content).hexdigest() != item.digest:
                 raise UnreadableError("changed", "it changed after it was read")
-            picture = decode(content, item.path.suffix[1:], self.fit.size)
+            picture = decode(content, self.fit.size)
         except (OSError, UnreadableError) as error:
             with self._changed:
                 self.lost[item.digest] = str(error)

@@ -26,6 +26,7 @@ SKIP_WORDS = {
     "unreadable": "the system doesn't let it be read",
     "unsafe_path": "a path or link that leads outside, or round in a loop",
     "encrypted": "protected by a password",
+    "unknown_compression": "packed by a method that can't be read here",
     "duplicate_name": "the same name a second time",
     "name_too_long": "a name too long for this disk",
     "outside_class": "a picture in no class folder",

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import io
+import re
 import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import simplejpeg
@@ -25,11 +27,19 @@ MAX_PIXELS = 100_000_000
 """Pictures with more pixels are left out: one would take gigabytes."""
 BIG_PIXELS = 20_000_000
 """Of pictures with more pixels, one is decoded at a time."""
+one_big_picture = threading.RLock()
+"""Held while a big picture is in memory."""
 _NOT_READ_HERE = {"EPS", "WMF", "PDF", "MPEG", "BUFR", "GRIB", "HDF5", "FITS"}
-_RAW_IN_TIFF = {"dng", "cr2", "nef", "nrw", "arw", "srf", "sr2", "orf", "rw2", "pef", "raw"}
+_REDUCIBLE = {"RGB", "RGBA", "L", "LA", "CMYK"}
 _ORIENTATION = 0x0112
+_TIFF_BITS, _TIFF_PHOTOMETRIC, _TIFF_PLANES = 258, 262, 284
+_FRAME_MARKERS = {0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF}
 _START_OF_SCAN = 0xDA
-_big_picture = threading.Lock()
+_DAMAGE = re.compile("premature end|bad arithmetic|bad Huffman|instead of RST", re.IGNORECASE)
+"""libjpeg's warnings of pixels that it had to invent; it warns of harmless oddities too."""
+_EXTRANEOUS = re.compile(r"(\d+) extraneous bytes")
+_HOLE = bytes(512)
+"""A run of zeros of this length in a JPEG that libjpeg warns of is a part that was never written."""
 
 
 class UnreadableError(Exception):
@@ -54,15 +64,14 @@ class Decoded:
     height: int
 
 
-def decode(content: bytes, extension: str = "", at_least: int | None = None) -> Decoded:
+def decode(content: bytes, at_least: int | None = None) -> Decoded:
     """The picture in a file's bytes, upright, as 8-bit RGB.
 
     Transparent parts stand on white; an animation gives its first frame; deep greys keep their gradient.
 
     Args:
-        extension: of the file, without its dot; tells a camera's raw file from a TIFF.
-        at_least: large JPEGs may be decoded at a half, a quarter or an eighth of their size as long as the short side
-            keeps twice this many pixels; None decodes the whole size.
+        at_least: large pictures may be made smaller on the way as long as the short side keeps twice this many pixels;
+            None keeps the whole size.
 
     Raises:
         UnreadableError: the bytes are no picture that can be read here, or not a whole one.
@@ -71,22 +80,20 @@ def decode(content: bytes, extension: str = "", at_least: int | None = None) -> 
         if size := _plain_jpeg_size(content):
             with _room_for(*size):
                 return _decode_jpeg(content, *size, at_least)
-        with Image.open(io.BytesIO(content), formats=_formats()) as image:
-            if image.format == "TIFF" and extension.lower() in _RAW_IN_TIFF:
-                raise UnreadableError("unsupported_format")
-            with _room_for(*image.size):
-                pixels = np.array(to_rgb(ImageOps.exif_transpose(image)))
-                return Decoded(pixels, pixels.shape[1], pixels.shape[0])
+        with Image.open(io.BytesIO(content), formats=_formats()) as image, _room_for(*image.size):
+            _refuse_what_is_read_wrong(image)
+            return _decode_other(image, content, at_least)
     except UnreadableError:
         raise
     except Image.DecompressionBombError as error:
         raise UnreadableError("too_large", str(error)) from error
     except UnidentifiedImageError as error:
-        raise UnreadableError("not_an_image", "no picture format that can be read") from error
+        why = "unsupported_format" if _is_unknown_kind(content) else "not_an_image"
+        raise UnreadableError(why, "no picture format that can be read") from error
     except MemoryError as error:
         raise UnreadableError("too_large", "not enough memory") from error
     except Exception as error:  # decoders meet damaged bytes with errors of many kinds
-        raise UnreadableError("truncated", str(error)) from error
+        raise UnreadableError("unsupported_format" if _is_deep_jpeg(content) else "truncated", str(error)) from error
 
 
 def load_rgb(path: Path, at_least: int | None = None) -> NDArray[np.uint8]:
@@ -96,7 +103,7 @@ def load_rgb(path: Path, at_least: int | None = None) -> NDArray[np.uint8]:
         DataError: the file can't be read, or not whole, or has over `MAX_PIXELS` pixels.
     """
     try:
-        return decode(path.read_bytes(), path.suffix[1:], at_least).pixels
+        return decode(path.read_bytes(), at_least).pixels
     except (OSError, UnreadableError) as error:
         raise DataError(f"'{path}' can't be read: {error}.", fix="Remove the file or save it anew.") from error
 
@@ -107,9 +114,9 @@ def to_rgb(image: Image.Image) -> Image.Image:
     if mode == "RGB" and "transparency" not in image.info:
         return image
     if mode.startswith("I") or mode == "F":
-        return Image.fromarray(_grey_to_uint8(np.asarray(image))).convert("RGB")
+        return Image.fromarray(_grey_to_uint8(image)).convert("RGB")
     if mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        colour = image.convert("RGBA")
+        colour = image if mode == "RGBA" else image.convert("RGBA")
         white = Image.new("RGB", colour.size, (255, 255, 255))
         white.paste(colour, mask=colour.getchannel("A"))
         return white
@@ -157,7 +164,8 @@ def show_png(root: Path, file: str, out: Path) -> None:
 
 @cache
 def _formats() -> list[str]:
-    # our own limit is told in a report, not on stderr
+    # what is wrong with a file is told in a report, not on stderr
+    warnings.filterwarnings("ignore", module=r"PIL\.")
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
     Image.init()
     return [name for name in Image.OPEN if name not in _NOT_READ_HERE]
@@ -171,7 +179,7 @@ def _room_for(width: int, height: int) -> AbstractContextManager[Any]:
     """
     if width * height > MAX_PIXELS:
         raise UnreadableError("too_large", f"{width} x {height} pixels are too many")
-    return _big_picture if width * height > BIG_PIXELS else nullcontext()
+    return one_big_picture if width * height > BIG_PIXELS else nullcontext()
 
 
 def _plain_jpeg_size(content: bytes) -> tuple[int, int] | None:
@@ -185,6 +193,32 @@ def _plain_jpeg_size(content: bytes) -> tuple[int, int] | None:
     return (width, height) if colours in ("YCbCr", "Gray") else None
 
 
+def _decode_other(image: Image.Image, content: bytes, at_least: int | None) -> Decoded:
+    image.load()
+    if image.format == "JPEG" and image.mode == "CMYK":
+        # Pillow does not hand on what libjpeg warns of
+        _checked_jpeg(content, "CMYK")
+    ImageOps.exif_transpose(image, in_place=True)
+    width, height = image.size
+    if at_least is not None and min(image.size) >= 8 * at_least and image.mode in _REDUCIBLE:
+        image = image.reduce(min(image.size) // (4 * at_least))
+    return Decoded(np.array(to_rgb(image)), width, height)
+
+
+def _refuse_what_is_read_wrong(image: Image.Image) -> None:
+    """Pillow mixes up the colours of TIFFs that keep 16-bit planes apart."""
+    tags = getattr(image, "tag_v2", {})
+    if tags.get(_TIFF_PLANES, 1) == 2 and 16 in np.atleast_1d(tags.get(_TIFF_BITS, 8)):
+        raise UnreadableError("unsupported_format", "a TIFF with separate planes of 16 bits")
+
+
+def _is_unknown_kind(content: bytes) -> bool:
+    """Whether bytes that Pillow does not know are a TIFF whose directory is there, of a kind that it can't read."""
+    order: Literal["little", "big"] = "little" if content[:2] == b"II" else "big"
+    is_tiff = content[:4] in (b"II*\0", b"MM\0*")
+    return is_tiff and 8 <= int.from_bytes(content[4:8], order) < len(content) - 2
+
+
 def _decode_jpeg(content: bytes, width: int, height: int, at_least: int | None) -> Decoded:
     orientation = _orientation(content)
     short = min(width, height)
@@ -193,37 +227,58 @@ def _decode_jpeg(content: bytes, width: int, height: int, at_least: int | None) 
         # the smallest of libjpeg's scales that keeps twice the pixels, so that the antialiased resize still decides
         scale = next(scale for scale in (8, 4, 2) if short >= 2 * scale * at_least or scale == 2)
         options = {"min_height": height // scale, "min_width": width // scale}
-    try:
-        pixels = simplejpeg.decode_jpeg(content, "RGB", strict=True, **options)
-    except ValueError as error:
-        # bytes between two markers harm nothing; what else libjpeg warns of is a part that it filled with grey
-        if "extraneous" not in str(error):
-            raise
-        pixels = simplejpeg.decode_jpeg(content, "RGB", strict=False, **options)
+    pixels = _checked_jpeg(content, "RGB", **options)
     if orientation > 4:
         width, height = height, width
     return Decoded(_upright(pixels, orientation), width, height)
 
 
+def _checked_jpeg(content: bytes, colours: str, **options: Any) -> NDArray[np.uint8]:
+    """The pixels of a JPEG that is whole.
+
+    Raises:
+        ValueError: it is damaged, or a part of it was never written.
+    """
+    try:
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(content, colours, strict=True, **options)
+    except ValueError as error:
+        told = str(error)
+        extraneous = _EXTRANEOUS.search(told)
+        # a few bytes between two markers harm nothing; many are the rest of a picture that went wrong
+        is_much = extraneous is not None and int(extraneous[1]) > max(64, min(4096, len(content) // 10))
+        if _DAMAGE.search(told) or is_much or _HOLE in content:
+            raise
+        pixels = simplejpeg.decode_jpeg(content, colours, strict=False, **options)
+    return pixels
+
+
+def _segments(content: bytes) -> Iterator[tuple[int, int]]:
+    """Marker and place of each segment of a JPEG before its image data."""
+    place = 2
+    while content[place : place + 1] == b"\xff" and place + 4 <= len(content):
+        marker = content[place + 1]
+        if marker == _START_OF_SCAN:
+            return
+        yield marker, place
+        place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
+
+
+def _is_deep_jpeg(content: bytes) -> bool:
+    """Whether the bytes are a JPEG of other than 8 bits, which is whole and can't be read here."""
+    frames = (content[place + 4] for marker, place in _segments(content) if marker in _FRAME_MARKERS)
+    return content[:2] == b"\xff\xd8" and next(frames, 8) != 8
+
+
 def _orientation(content: bytes) -> int:
     # most JPEGs have no EXIF block, and reading one takes a twentieth of the time of decoding
-    if not _has_exif(content):
+    if not any(content[place + 4 : place + 10] == b"Exif\0\0" for _, place in _segments(content)):
         return 1
     try:
+        _formats()
         with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
             return int(image.getexif().get(_ORIENTATION, 1))
     except Exception:  # a damaged EXIF block is no damage to the picture
         return 1
-
-
-def _has_exif(content: bytes) -> bool:
-    """Whether a segment with EXIF data comes before a JPEG's image data; other segments are stepped over."""
-    place = 2
-    while content[place : place + 1] == b"\xff" and content[place + 1] != _START_OF_SCAN:
-        if content[place + 4 : place + 10] == b"Exif\0\0":
-            return True
-        place += 2 + int.from_bytes(content[place + 2 : place + 4], "big")
-    return False
 
 
 def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
@@ -237,13 +292,26 @@ def _upright(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(pixels)
 
 
-def _grey_to_uint8(grey: NDArray[Any]) -> NDArray[np.uint8]:
-    values = np.nan_to_num(grey.astype(np.float32), nan=0.0, posinf=0.0, neginf=0.0)
+def _grey_to_uint8(image: Image.Image) -> NDArray[np.uint8]:
+    """A grey of 16 or 32 bits or floats in 256 levels; what is transparent in it is white."""
+    grey = np.asarray(image)
+    values = grey.astype(np.float32)
+    if grey.dtype.kind == "f":
+        np.nan_to_num(values, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
     # by the sensor's range where one fits, so that a dark image stays darker than a bright one
     ranges = (1.0, 255.0) if grey.dtype.kind == "f" else (255.0, 1023.0, 4095.0, 16383.0, 65535.0)
     top = next((top for top in ranges if high <= top), None)
     if low < 0 or top is None:
-        values, top = values - low, max(high - low, 1e-12)
-    scaled: NDArray[np.uint8] = np.rint(values * (255.0 / top)).astype(np.uint8)
+        # halved first: the range of extreme floats is more than a float holds
+        np.multiply(values, 0.5, out=values)
+        np.subtract(values, low / 2, out=values)
+        top = max(high / 2 - low / 2, 1e-12)
+    np.multiply(values, 255.0 / top, out=values)
+    np.rint(values, out=values)
+    scaled: NDArray[np.uint8] = values.astype(np.uint8)
+    if getattr(image, "tag_v2", {}).get(_TIFF_PHOTOMETRIC) == 0 and image.mode.startswith("I;16"):
+        scaled = 255 - scaled  # white is zero, which Pillow leaves to us in this mode
+    if isinstance(clear := image.info.get("transparency"), int):
+        scaled[grey == clear] = 255
     return scaled

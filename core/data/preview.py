@@ -152,7 +152,7 @@ class _Pictures:
             content = item.path.read_bytes()
             if hashlib.sha256(content).hexdigest() != item.digest:
                 raise UnreadableError("changed", "it changed after it was read")
-            picture = decode(content, item.path.suffix[1:], self._fit.size)
+            picture = decode(content, self._fit.size)
         except (OSError, UnreadableError) as error:
             self.lost.append((item.file, str(error)))
             # another one will take its place, and may be one of these

@@ -9,25 +9,25 @@ import re
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.data.images import Decoded, UnreadableError, decode
+from core.data.images import Decoded, UnreadableError, decode, one_big_picture
 from core.data.progress import Progress, quiet
-from core.data.tree import PICTURE_EXTENSIONS, UNSUPPORTED_EXTENSIONS, File, spell
+from core.data.tree import MAGIC, PICTURE_EXTENSIONS, UNSUPPORTED_EXTENSIONS, File, spell
 
 NOT_A_PICTURE = "not_a_picture"
-MAX_FILE_BYTES = 2**30
+MAX_FILE_BYTES = 200_000_000
+_BIG_FILE_BYTES = 2**25
+_LOOK_SIZE = 64
 Sink = Callable[[str, Decoded], None]
 """Called with the digest of each picture that was decoded, and the picture, in whichever thread decoded it."""
 
 _VERSION = 1
 _BATCH = 512
-_MAGIC = re.compile(
-    rb"\xff\xd8\xff|\x89PNG\r\n|GIF8[79]a|BM.{4}\0\0\0\0|II\*\0|MM\0\*|RIFF.{4}WEBP|\0\0\0\x0cjP  |.{4}ftypavi[fs]",
-    re.DOTALL,
-)
+_CERTAIN = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8[79]a|RIFF.{4}WEBP", re.DOTALL)
+"""Beginnings that hold whatever the name says; a camera's raw file begins as a TIFF does."""
 _HEIF = re.compile(rb".{4}ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL)
 _log = logging.getLogger(__name__)
 
@@ -55,28 +55,40 @@ def probe_file(file: File, sink: Sink | None = None, at_least: int | None = None
         sink, at_least: whom to hand the picture, and how small it may be, see `decode`.
     """
     extension = file.extension
-    is_named_so = extension in PICTURE_EXTENSIONS
     try:
         with open(file.path, "rb") as opened:
             head = opened.read(32)
-            if not head:
-                return Probe("zero_bytes" if is_named_so or extension in UNSUPPORTED_EXTENSIONS else NOT_A_PICTURE)
-            if extension in UNSUPPORTED_EXTENSIONS and not re.match(_MAGIC, head):
-                return Probe("unsupported_format")
-            if _HEIF.match(head):
-                return Probe("unsupported_format")
-            if not is_named_so and not _MAGIC.match(head):
-                return Probe(NOT_A_PICTURE)
+            if why := _known_from(head, extension):
+                return Probe(why)
             if file.size > MAX_FILE_BYTES:
                 return Probe("too_large")
-            content = head + opened.read()
+            opened.seek(0)
+            with one_big_picture if file.size > _BIG_FILE_BYTES else nullcontext():
+                return _decoded(opened.read(), sink, at_least)
     except OSError:
         return Probe("unreadable")
-    try:
-        picture = decode(content, extension, at_least if sink else None)
     except UnreadableError as error:
+        if error.why == "not_an_image" and _HEIF.match(head):
+            return Probe("unsupported_format")
         # bytes that begin as a picture and can't be identified are the rest of one
-        return Probe("truncated" if error.why == "not_an_image" and _MAGIC.match(head) else error.why)
+        return Probe("truncated" if error.why == "not_an_image" and MAGIC.match(head) else error.why)
+
+
+def _known_from(head: bytes, extension: str) -> str:
+    """What the first bytes and the extension alone tell of a file; "" where it must be decoded."""
+    is_unsupported = extension in UNSUPPORTED_EXTENSIONS
+    if not head:
+        return "zero_bytes" if is_unsupported or extension in PICTURE_EXTENSIONS else NOT_A_PICTURE
+    if is_unsupported and not _CERTAIN.match(head):
+        return "unsupported_format"
+    if extension not in PICTURE_EXTENSIONS and not MAGIC.match(head):
+        return "unsupported_format" if _HEIF.match(head) else NOT_A_PICTURE
+    return ""
+
+
+def _decoded(content: bytes, sink: Sink | None, at_least: int | None) -> Probe:
+    # a look need not keep a large picture's pixels
+    picture = decode(content, at_least if sink else _LOOK_SIZE)
     digest = hashlib.sha256(content).hexdigest()
     if sink is not None:
         sink(digest, picture)

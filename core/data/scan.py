@@ -16,6 +16,7 @@ from core.data.tree import PICTURE_EXTENSIONS, UNSUPPORTED_EXTENSIONS, File, rea
 from core.errors import DataError
 
 Classes = dict[str, list[File]]
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 
 
 def scan(
@@ -190,12 +191,12 @@ class _Sorting:
         return classes
 
     def _label_of(self, name: str, classes: Sequence[str], split: str) -> int | None:
-        """The class index of a folder; a name in another case stands for a class that no other folder means."""
+        """The class index of a folder; a name that is almost a class's stands for it where no other folder does."""
         names = [str(label) for label in range(len(classes))] if self._source.classes is not None else list(classes)
         if name in names:
             return names.index(name)
-        alike = [label for label, other in enumerate(names) if other.casefold() == name.casefold()]
-        rivals = [other for other in self._usable[split] if other.casefold() == name.casefold()]
+        alike = [label for label, other in enumerate(names) if _key(other) == _key(name)]
+        rivals = [other for other in self._usable[split] if _key(other) == _key(name)]
         return alike[0] if len(alike) == len(rivals) == 1 else None
 
     def _skip_unknown(self, split: str, name: str, files: list[File]) -> None:
@@ -206,9 +207,14 @@ class _Sorting:
 
 def _ordered(names: Sequence[str]) -> list[str]:
     """By value where all names are numbers, else by name."""
-    if all(re.fullmatch(r"[+-]?\d+(\.\d+)?", name) for name in names):
+    if all(_NUMBER.fullmatch(name) for name in names):
         return sorted(names, key=lambda name: (float(name), name))
     return sorted(names)
+
+
+def _key(name: str) -> str | float:
+    """Equal for names that differ in capitals or leading zeros alone."""
+    return float(name) if _NUMBER.fullmatch(name) else name.casefold()
 
 
 def _missing(items: Sequence[Item], classes: Sequence[str]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,14 +17,22 @@ PICTURE_EXTENSIONS = {
     "jpg", "jpeg", "jpe", "jfif", "jif", "jfi", "mpo", "png", "apng", "gif", "bmp", "dib", "tif", "tiff", "webp",
     "avif", "avifs", "jp2", "j2k", "jpf", "jpx", "j2c", "jpc", "ico", "icns", "cur", "ppm", "pgm", "pbm", "pnm",
     "pfm", "tga", "icb", "vda", "vst", "pcx", "dcx", "dds", "qoi", "sgi", "rgb", "rgba", "bw", "ras", "xbm", "xpm",
-    "psd", "fli", "flc", "blp", "im", "msp",
+    "psd", "fli", "flc", "blp", "im", "msp", "spi",
 }
 UNSUPPORTED_EXTENSIONS = {
     "svg", "svgz", "heic", "heif", "hif", "heics", "raw", "dng", "cr2", "cr3", "crw", "nef", "nrw", "arw", "srf",
     "sr2", "orf", "rw2", "raf", "pef", "x3f", "3fr", "erf", "kdc", "mrw", "psb", "xcf", "ai", "eps", "wmf", "emf",
-    "jxl", "jxr", "exr", "hdr", "pdf",
+    "jxl", "jxr", "exr", "hdr", "pdf", "srw", "iiq",
+    "mef", "mos", "rwl", "dcm", "dicom", "fits", "fit", "wdp", "hdp", "djvu",
 }
 # fmt: on
+MAGIC = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n|GIF8[79]a|BM.{4}\0\0\0\0|II\*\0|MM\0\*|RIFF.{4}WEBP|\0\0\0\x0cjP  |.{4}ftypavi[fs]",
+    re.DOTALL,
+)
+"""How the bytes of common picture formats begin."""
+MAX_DEPTH = 100
+"""Folders below folders; deeper ones are not read."""
 _SYSTEM_NAMES = {
     "__macosx",
     "__pycache__",
@@ -61,8 +70,14 @@ class File:
 
     @property
     def may_be_picture(self) -> bool:
-        """By its name alone: an extension of pictures, or none."""
-        return self.extension in PICTURE_EXTENSIONS | UNSUPPORTED_EXTENSIONS or not self.extension
+        """By its extension, or by its first bytes where it has none."""
+        if self.extension:
+            return self.extension in PICTURE_EXTENSIONS | UNSUPPORTED_EXTENSIONS
+        try:
+            with open(self.path, "rb") as opened:
+                return MAGIC.match(opened.read(32)) is not None
+        except OSError:
+            return False
 
 
 @dataclass
@@ -164,6 +179,9 @@ def _read(path: str, prefix: str, folder: Folder, tree: Tree, real_root: str, ab
                 real = os.path.realpath(entry.path) if entry.is_symlink() else os.path.join(above[-1], entry.name)
                 if real == tree.unread:
                     continue
+                if len(above) > MAX_DEPTH:
+                    tree.broken.append(name)
+                    continue
                 below = Folder(spelled)
                 folder.folders.append(below)
                 _read(entry.path, f"{name}/", below, tree, real_root, (*above, real))
@@ -177,14 +195,14 @@ def _read(path: str, prefix: str, folder: Folder, tree: Tree, real_root: str, ab
 
 
 def _note_hidden(entry: os.DirEntry[str], name: str, tree: Tree) -> None:
-    if not entry.is_dir(follow_symlinks=False):
-        tree.hidden.append(name)
-        return
-    for parent, folders, files in os.walk(entry.path):
-        folders.sort()
-        below = spell(os.path.relpath(parent, entry.path)).replace(os.sep, "/")
-        inner = name if below == "." else f"{name}/{below}"
-        tree.hidden.extend(f"{inner}/{spell(file)}" for file in sorted(files))
+    waiting = [(entry.path, name, entry.is_dir(follow_symlinks=False))]
+    while waiting:
+        path, name, is_folder = waiting.pop()
+        if not is_folder:
+            tree.hidden.append(name)
+            continue
+        with os.scandir(path) as found:
+            waiting += [(e.path, f"{name}/{spell(e.name)}", e.is_dir(follow_symlinks=False)) for e in found]
 
 
 def _may_follow(link: os.DirEntry[str], tree: Tree, real_root: str, above: tuple[str, ...]) -> bool:
