@@ -153,6 +153,14 @@ def test_bytes_between_two_markers_are_no_damage(tmp_path: Path):
     assert np.array_equal(decode(padded).pixels, decode(whole).pixels)
 
 
+def test_an_odd_colour_profile_is_no_damage(tmp_path: Path):
+    whole = packed(photo(), "JPEG")
+    profile = b"ICC_PROFILE\0\7\2" + bytes(600)
+    odd = whole[:2] + b"\xff\xe2" + (len(profile) + 2).to_bytes(2, "big") + profile + whole[2:]
+    assert probe_file(write(tmp_path / "x.jpg", odd)).why == ""
+    assert np.array_equal(decode(odd).pixels, decode(whole).pixels)
+
+
 @pytest.mark.parametrize(
     ("name", "content", "why"),
     [

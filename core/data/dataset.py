@@ -28,7 +28,7 @@ SKIP_WORDS = {
     "encrypted": "protected by a password",
     "unknown_compression": "packed by a method that can't be read here",
     "duplicate_name": "the same name a second time",
-    "name_too_long": "a name too long for this disk",
+    "name_too_long": "a name too long for this disk, or in over 100 folders",
     "outside_class": "a picture in no class folder",
     "unknown_class": "of a class that training doesn't have",
     "also_in_training": "held back no longer: the same bytes are in training",

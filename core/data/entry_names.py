@@ -12,6 +12,8 @@ import zlib
 
 _UTF8_FLAG = 0x800
 _UNICODE_PATH_FIELD = 0x7075
+_PART = re.compile(rb"(?:[\x81-\x9f\xe0-\xfc][\x40-\x7e\x80-\xfc]|[^/\\])+")
+"""What separators part: the byte of a backslash may be the second one of a cp932 character, that of a slash is none."""
 _NO_TEXT = re.compile("[\x80-\xa0\uf8f0-\uf8f3]")
 """What Python makes of the bytes that stand for nothing in cp932."""
 
@@ -84,15 +86,11 @@ def _legacy_names(raws: list[bytes]) -> list[str]:
 
 def _by_part(raw: bytes) -> str:
     """A name in which each folder, and the file, is UTF-8, else cp932, else cp437."""
-    # the byte of a backslash may be half a cp932 character, that of a slash never is
-    separator = next((mark for mark in ("/", "\\") if mark.encode() in raw), "")
-    if separator != "/":
-        for encoding in ("utf-8", "cp932"):
-            if _decodes(raw, encoding):
-                return raw.decode(encoding)
-    if not separator:
-        return raw.decode("cp437")
-    return separator.join(_by_part(part) for part in raw.split(separator.encode()))
+    return _PART.sub(lambda found: _decode(found[0]).encode("utf-8"), raw).decode("utf-8")
+
+
+def _decode(raw: bytes) -> str:
+    return raw.decode(next((encoding for encoding in ("utf-8", "cp932") if _decodes(raw, encoding)), "cp437"))
 
 
 def _unicode_path(info: zipfile.ZipInfo) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import threading
 import warnings
@@ -167,6 +168,7 @@ def _formats() -> list[str]:
     # what is wrong with a file is told in a report, not on stderr
     warnings.filterwarnings("ignore", module=r"PIL\.")
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
     Image.init()
     return [name for name in Image.OPEN if name not in _NOT_READ_HERE]
 
@@ -246,10 +248,26 @@ def _checked_jpeg(content: bytes, colours: str, **options: Any) -> NDArray[np.ui
         extraneous = _EXTRANEOUS.search(told)
         # a few bytes between two markers harm nothing; many are the rest of a picture that went wrong
         is_much = extraneous is not None and int(extraneous[1]) > max(64, min(4096, len(content) // 10))
-        if _DAMAGE.search(told) or is_much or _HOLE in content:
+        if _DAMAGE.search(told) or is_much or content.find(_HOLE, _image_data(content)) >= 0:
             raise
-        pixels = simplejpeg.decode_jpeg(content, colours, strict=False, **options)
+        pixels = _leniently(content, colours, **options)
     return pixels
+
+
+def _leniently(content: bytes, colours: str, **options: Any) -> NDArray[np.uint8]:
+    try:
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(content, colours, strict=False, **options)
+    except ValueError:
+        # an oddity before the image data, such as a colour profile in pieces that don't fit
+        with Image.open(io.BytesIO(content), formats=["JPEG"]) as image:
+            pixels = np.array(image.convert(colours))
+    return pixels
+
+
+def _image_data(content: bytes) -> int:
+    """Where the segments of a JPEG end and its image data begin."""
+    ends = [place + 2 + int.from_bytes(content[place + 2 : place + 4], "big") for _, place in _segments(content)]
+    return ends[-1] if ends else 2
 
 
 def _segments(content: bytes) -> Iterator[tuple[int, int]]:
