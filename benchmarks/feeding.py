@@ -118,7 +118,7 @@ def measure_pack(folder: Path) -> dict[str, object]:
             image.load()
 
     wall: dict[str, list[float]] = {"pillow": [], "square": [], "with shape": []}
-    for _ in range(ROUNDS):
+    for _ in range(2 * ROUNDS + 1):
         started = time.perf_counter()
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(decode, files))
@@ -161,7 +161,7 @@ def measure_limit(folder: Path, home: Path) -> dict[str, object]:
     waits: list[float] = []
     with ExitStack() as resources:
         run = home / "run"
-        run.mkdir(exist_ok=True)
+        run.mkdir(parents=True)
         task = prepare(config, device_kind="cpu", home=home, folder=run, emit=lambda event: None, resources=resources)
         task.save = lambda which, epoch: None
         packed, validation = task.train, task.val
@@ -292,7 +292,7 @@ def main() -> None:
             elif name == "pack":
                 found = measure_pack(small)
             elif name == "limit":
-                found = measure_limit(make_photos(Path(work) / "few", 660), home)
+                found = measure_limit(make_photos(Path(work) / "few", 330), home)
             elif name == "devices":
                 found = measure_devices(small, home)
             elif name == "memory":

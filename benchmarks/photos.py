@@ -9,7 +9,8 @@ import numpy as np
 from PIL import Image
 from skimage import data
 
-WIDTH, HEIGHT, QUALITY = 500, 375, 92
+WIDTH, HEIGHT, QUALITY = 500, 375, 96
+"""With the grain below, 126 kB a picture, as in ImageNetV2 (1.26 GB for 10,000 pictures of up to 500 pixels)."""
 NUM_CUTS = 60
 
 
@@ -39,7 +40,7 @@ def _cuts() -> list[bytes]:
         left, top = generator.integers(0, [photo.width - width + 1, photo.height - height + 1])
         cut = photo.resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC, box=(left, top, left + width, top + height))
         # an enlarged cut lacks a camera's grain, which costs decoders most
-        grain = generator.normal(0, 6, (HEIGHT, WIDTH, 1))
+        grain = generator.normal(0, 10, (HEIGHT, WIDTH, 1))
         noisy = np.clip(np.asarray(cut) + grain, 0, 255).astype(np.uint8)
         out = io.BytesIO()
         Image.fromarray(noisy).save(out, "JPEG", quality=QUALITY)

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from core.data.ahead import in_order
 from core.data.augment import Recipe
-from core.data.loader import BatchLoader, in_order, num_workers
+from core.data.loader import BatchLoader, num_workers
 
 
 class ArrayImages:
@@ -187,7 +188,7 @@ def test_results_come_in_order_and_the_threads_end():
         time.sleep(0.01 * (number % 3))
         return number
 
-    assert list(in_order([partial(job, number) for number in range(20)], 3)) == list(range(20))
+    assert list(in_order([partial(job, number) for number in range(20)], 3, ahead=6)) == list(range(20))
     assert threading.active_count() == before
 
 
@@ -195,7 +196,7 @@ def test_an_error_comes_after_the_results_before_it():
     def broken() -> int:
         raise ValueError("broken")
 
-    ahead = in_order([lambda: 1, broken, lambda: 3], 2)
+    ahead = in_order([lambda: 1, broken, lambda: 3], 2, ahead=4)
     assert next(ahead) == 1
     with pytest.raises(ValueError, match="broken"):
         next(ahead)
@@ -203,7 +204,7 @@ def test_an_error_comes_after_the_results_before_it():
 
 def test_work_is_done_ahead_and_not_without_bound():
     done: list[int] = []
-    ahead = in_order((partial(done.append, number) for number in range(100)), 2)
+    ahead = in_order((partial(done.append, number) for number in range(100)), 2, ahead=4)
     next(ahead)
     deadline = time.monotonic() + 5
     while len(done) < 5 and time.monotonic() < deadline:

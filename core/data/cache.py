@@ -17,13 +17,14 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from core.data.ahead import in_order
 from core.data.images import Decoded, UnreadableError, decode, resize
 from core.data.progress import Progress, quiet
 from core.data.split import Item
@@ -36,6 +37,7 @@ LONGEST_SIDE = 2
 """Pictures that keep their shape are cut at the centre to this many times their short side."""
 _VERSION = 1
 _RELEASE_BYTES = 2**28
+_AHEAD = 64
 _log = logging.getLogger(__name__)
 
 
@@ -247,9 +249,9 @@ class PackedImages:
 
     def _fill(self, missing: list[Item], on_lost: Callable[[str, str], None], progress: Progress) -> None:
         try:
-            with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="pack") as pool:
-                for done, _ in enumerate(pool.map(lambda item: self._make(item, on_lost), missing), start=1):
-                    progress("packing images", done, len(missing))
+            jobs = (partial(self._make, item, on_lost) for item in missing)
+            for done, _ in enumerate(in_order(jobs, os.cpu_count() or 1, ahead=_AHEAD, name="pack"), start=1):
+                progress("packing images", done, len(missing))
             self._seal()
         finally:
             with self._changed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import re
+import struct
 import threading
 import warnings
 from collections.abc import Iterator
@@ -89,7 +90,8 @@ def decode(content: bytes, at_least: int | None = None) -> Decoded:
     except Image.DecompressionBombError as error:
         raise UnreadableError("too_large", str(error)) from error
     except UnidentifiedImageError as error:
-        why = "unsupported_format" if _is_unknown_kind(content) else "not_an_image"
+        is_of_other_kind = _is_unknown_kind(content) or _is_deep_jpeg(content)
+        why = "unsupported_format" if is_of_other_kind else "not_an_image"
         raise UnreadableError(why, "no picture format that can be read") from error
     except MemoryError as error:
         raise UnreadableError("too_large", "not enough memory") from error
@@ -185,14 +187,22 @@ def _room_for(width: int, height: int) -> AbstractContextManager[Any]:
 
 
 def _plain_jpeg_size(content: bytes) -> tuple[int, int] | None:
-    """Width and height of a grey or colour JPEG as it lies in the file; None for anything else."""
-    if content[:3] != b"\xff\xd8\xff":
+    """Width and height of a grey or colour JPEG of 8 bits as it lies in the file; None for anything else."""
+    frame = _frame(content)
+    if frame is None or frame[0] != 8 or frame[3] not in (1, 3) or not frame[1] * frame[2]:
         return None
-    try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-    except ValueError:
+    return frame[2], frame[1]
+
+
+def _frame(content: bytes) -> tuple[int, int, int, int] | None:
+    """Bits, height, width and number of colours that a JPEG declares; None where it is none, or is cut before."""
+    if content[:2] != b"\xff\xd8":
         return None
-    return (width, height) if colours in ("YCbCr", "Gray") else None
+    place = next((place for marker, place in _segments(content) if marker in _FRAME_MARKERS), None)
+    if place is None or place + 10 > len(content):
+        return None
+    bits, height, width, colours = struct.unpack(">BHHB", content[place + 4 : place + 10])
+    return bits, height, width, colours
 
 
 def _decode_other(image: Image.Image, content: bytes, at_least: int | None) -> Decoded:
@@ -225,10 +235,14 @@ def _decode_jpeg(content: bytes, width: int, height: int, at_least: int | None) 
     orientation = _orientation(content)
     short = min(width, height)
     options: dict[str, Any] = {}
+    if at_least is not None and 4 * short >= 5 * at_least:
+        # colours at half resolution are spread without interpolation: a tenth faster, and of a picture that is then
+        # made smaller it leaves 51 dB
+        options = {"fastupsample": True}
     if at_least is not None and short >= 4 * at_least:
         # the smallest of libjpeg's scales that keeps twice the pixels, so that the antialiased resize still decides
         scale = next(scale for scale in (8, 4, 2) if short >= 2 * scale * at_least or scale == 2)
-        options = {"min_height": height // scale, "min_width": width // scale}
+        options |= {"min_height": height // scale, "min_width": width // scale}
     pixels = _checked_jpeg(content, "RGB", **options)
     if orientation > 4:
         width, height = height, width
@@ -283,8 +297,8 @@ def _segments(content: bytes) -> Iterator[tuple[int, int]]:
 
 def _is_deep_jpeg(content: bytes) -> bool:
     """Whether the bytes are a JPEG of other than 8 bits, which is whole and can't be read here."""
-    frames = (content[place + 4] for marker, place in _segments(content) if marker in _FRAME_MARKERS)
-    return content[:2] == b"\xff\xd8" and next(frames, 8) != 8
+    frame = _frame(content)
+    return frame is not None and frame[0] != 8
 
 
 def _orientation(content: bytes) -> int:

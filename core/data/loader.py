@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from core.config import Sampling
+from core.data.ahead import in_order
 from core.data.augment import (
     Mix,
     Recipe,
@@ -29,7 +28,6 @@ from core.data.sampling import epoch_order
 
 PADDING_LABEL = -100
 MAX_WORKERS = 8
-T = TypeVar("T")
 Pixels = NDArray[np.void]
 """(height, width) items of three bytes, so that a crop or a mirror moves pixels and not bytes."""
 
@@ -124,7 +122,7 @@ class BatchLoader:
         """
         order = self.order(epoch)
         jobs = (partial(self._batch, order, epoch, place) for place in range(first, self.num_batches))
-        return in_order(jobs, self._workers)
+        return in_order(jobs, self._workers, ahead=2 * self._workers)
 
     def _batch(self, order: NDArray[np.int64], epoch: int, place: int) -> Batch:
         generator = np.random.default_rng([self._seed, epoch, place])
@@ -210,29 +208,3 @@ def num_workers(wanted: int, device_kind: str) -> int:
     if wanted:
         return wanted
     return 1 if device_kind == "cpu" else min(MAX_WORKERS, max(1, (os.cpu_count() or 1) - 1))
-
-
-def in_order(jobs: Iterable[Callable[[], T]], workers: int) -> Generator[T, None, None]:
-    """The results of jobs in their order, done ahead by threads so that two for each thread are ready or under way.
-
-    An error of a job is raised in its turn; closing this generator ends the threads before it returns.
-
-    Args:
-        workers: 0 does each job when its result is asked for, in the calling thread.
-    """
-    if not workers:
-        for job in jobs:
-            yield job()
-        return
-    waiting = iter(jobs)
-    ahead: deque[Future[T]] = deque()
-    pool = ThreadPoolExecutor(workers, thread_name_prefix="loader")
-    try:
-        for job in waiting:
-            ahead.append(pool.submit(job))
-            if len(ahead) > 2 * workers:
-                yield ahead.popleft().result()
-        while ahead:
-            yield ahead.popleft().result()
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)

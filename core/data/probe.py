@@ -7,12 +7,13 @@ import logging
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from core.data.ahead import in_order
 from core.data.images import Decoded, UnreadableError, decode, one_big_picture
 from core.data.progress import Progress, quiet
 from core.data.tree import MAGIC, PICTURE_EXTENSIONS, UNSUPPORTED_EXTENSIONS, File, spell
@@ -26,6 +27,7 @@ Sink = Callable[[str, Decoded], None]
 
 _VERSION = 1
 _BATCH = 512
+_A_JOB, _AHEAD = 8, 16
 _CERTAIN = re.compile(rb"\xff\xd8\xff|\x89PNG\r\n|GIF8[79]a|RIFF.{4}WEBP", re.DOTALL)
 """Beginnings that hold whatever the name says; a camera's raw file begins as a TIFF does."""
 _HEIF = re.compile(rb".{4}ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", re.DOTALL)
@@ -105,7 +107,7 @@ def probe_files(
     progress: Progress = quiet,
     anew: bool = False,
 ) -> list[Probe]:
-    """Probe files in several threads; what is remembered and unchanged is not read again.
+    """Probe files with as many threads as there are cores; what is remembered and unchanged is not read again.
 
     Args:
         root: the data's root, under which results are remembered.
@@ -121,27 +123,25 @@ def probe_files(
         results = [known.get((file.name, file.size, file.mtime_ns, file.ctime_ns)) for file in files]
         missing = [index for index, probe in enumerate(results) if probe is None]
         progress("reading images", len(files) - len(missing), len(files))
+        # some files a job, since handing each over by itself costs a twentieth of the time
+        pieces = [missing[start : start + _A_JOB] for start in range(0, len(missing), _A_JOB)]
+        jobs = (partial(_probe_some, [files[index] for index in piece], sink, at_least) for piece in pieces)
         fresh: list[tuple[File, Probe]] = []
-        for done, (index, probe) in enumerate(_probe_all(files, missing, sink, at_least), start=1):
-            results[index] = probe
-            fresh.append((files[index], probe))
-            if len(fresh) >= _BATCH or done == len(missing):
+        done = len(files) - len(missing)
+        for piece, probes in zip(pieces, in_order(jobs, os.cpu_count() or 1, ahead=_AHEAD, name="probe"), strict=True):
+            for index, probe in zip(piece, probes, strict=True):
+                results[index] = probe
+                fresh.append((files[index], probe))
+            if len(fresh) >= _BATCH or piece is pieces[-1]:
                 memory.remember(fresh)
                 fresh = []
-            progress("reading images", len(files) - len(missing) + done, len(files))
+            done += len(piece)
+            progress("reading images", done, len(files))
     return [probe for probe in results if probe is not None]
 
 
-def _probe_all(
-    files: Sequence[File], chosen: Iterable[int], sink: Sink | None, at_least: int | None
-) -> Iterator[tuple[int, Probe]]:
-    chosen = list(chosen)
-    # more than there are cores, since a slow disk or network keeps some of them waiting
-    with ThreadPoolExecutor(min(16, (os.cpu_count() or 1) + 2), thread_name_prefix="probe") as pool:
-        # in pieces: a hundred thousand futures at once would be memory for nothing
-        for start in range(0, len(chosen), _BATCH):
-            piece = chosen[start : start + _BATCH]
-            yield from zip(piece, pool.map(lambda index: probe_file(files[index], sink, at_least), piece), strict=True)
+def _probe_some(files: Sequence[File], sink: Sink | None, at_least: int | None) -> list[Probe]:
+    return [probe_file(file, sink, at_least) for file in files]
 
 
 class _Memory:
