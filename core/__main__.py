@@ -205,12 +205,12 @@ def _scan(arguments: argparse.Namespace) -> int:
     config = make_config(data=arguments.spec, **{name: getattr(arguments, name) for name in names})
     with WorkBar() as bar:
         dataset = scan(
-            open_source(config.data, home, bar.follow),
+            open_source(config.data, home, bar.tell),
             home=home,
             seed=config.seed,
             val_percent=config.val_percent,
             val_duplicates=config.val_duplicates,
-            progress=bar.follow,
+            progress=bar.tell,
             anew=arguments.rescan,
         )
     report = dataset.report(with_files=arguments.files)

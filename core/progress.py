@@ -16,45 +16,14 @@ from core.events import (
     ProgressMade,
     RunPrepared,
     StepLogged,
-    progress_in_words,
 )
-
-
-class ProgressBar:
-    """Follows a run's events with one bar over all its steps."""
-
-    def __init__(self, epochs: int) -> None:
-        self._epochs = epochs
-        self._bar = tqdm(total=None, unit="step", file=sys.stderr, disable=None, leave=False)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def follow(self, event: Event) -> None:
-        if isinstance(event, PhaseChanged):
-            self._bar.set_description(PHASE_WORDS[event.phase])
-        elif isinstance(event, ProgressMade):
-            self._bar.set_postfix_str(progress_in_words(event.what, event.done, event.total))
-        elif isinstance(event, ImageLost):
-            tqdm.write(f"{event.file} can't be read any more: {event.why}", file=sys.stderr)
-        elif isinstance(event, RunPrepared):
-            self._bar.reset(total=event.steps_per_epoch * self._epochs)
-        elif isinstance(event, StepLogged):
-            self._bar.update(event.step - self._bar.n)
-            self._bar.set_postfix(loss=f"{event.loss:.3f}", refresh=False)
-        elif isinstance(event, EpochEnded):
-            figures = f"validation loss {event.val_loss:.4f}, top-1 {event.val_top1:.2f} %"
-            tqdm.write(f"epoch {event.epoch} of {self._epochs}: {figures}", file=sys.stderr)
 
 
 class WorkBar:
     """Follows work outside a run, such as a download or a scan."""
 
     def __init__(self) -> None:
-        self._bar = tqdm(total=None, file=sys.stderr, disable=None, leave=False)
+        self._bar = tqdm(total=None, unit="", file=sys.stderr, disable=None, leave=False)
         self._what = ""
 
     def __enter__(self) -> Self:
@@ -63,9 +32,35 @@ class WorkBar:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def follow(self, what: str, done: int, total: int) -> None:
+    def tell(self, what: str, done: int, total: int) -> None:
+        """Show how far this work is, with a bar of its own."""
         if what != self._what:
             self._what = what
             self._bar.set_description(what)
             self._bar.reset(total=total or None)
         self._bar.update(done - self._bar.n)
+
+
+class ProgressBar(WorkBar):
+    """Follows a run's events: first the reading of its data, then one bar over all its steps."""
+
+    def __init__(self, epochs: int) -> None:
+        super().__init__()
+        self._epochs, self._is_prepared = epochs, False
+
+    def follow(self, event: Event) -> None:
+        if isinstance(event, PhaseChanged):
+            self._bar.set_description(PHASE_WORDS[event.phase])
+        elif isinstance(event, ProgressMade) and not self._is_prepared:
+            self.tell(event.what, event.done, event.total)
+        elif isinstance(event, ImageLost):
+            tqdm.write(f"{event.file} can't be read any more: {event.why}", file=sys.stderr)
+        elif isinstance(event, RunPrepared):
+            self._is_prepared = True
+            self._bar.reset(total=event.steps_per_epoch * self._epochs)
+        elif isinstance(event, StepLogged):
+            self._bar.update(event.step - self._bar.n)
+            self._bar.set_postfix(loss=f"{event.loss:.3f}", refresh=False)
+        elif isinstance(event, EpochEnded):
+            figures = f"validation loss {event.val_loss:.4f}, top-1 {event.val_top1:.2f} %"
+            tqdm.write(f"epoch {event.epoch} of {self._epochs}: {figures}", file=sys.stderr)

@@ -79,9 +79,14 @@ class Pulse:
     def _follow(self, event: Event, now: float) -> None:
         if isinstance(event, PhaseChanged):
             self._phase |= {"phase": event.phase, "epoch": event.epoch, "detail": event.detail}
+            if not self._steps:
+                self._phase["progress"] = 0.0
         elif isinstance(event, ProgressMade):
             is_done = 0 < event.total <= event.done
             self._phase["detail"] = "" if is_done else progress_in_words(event.what, event.done, event.total)
+            # the bar is the training's as soon as there is one
+            if event.total and not self._steps:
+                self._phase["progress"] = event.done / event.total
         elif isinstance(event, RunPrepared):
             self._steps = event.steps_per_epoch
             self._trained_since = now

@@ -101,6 +101,8 @@ job = services().scans.find(data_views.scan_key())
 state = job.state if job is not None else ""
 draw_choice(state)
 if job is None:
+    if words := forms.data_caption(st.session_state[forms.key_of("data")]):
+        st.info(words, icon=":material/info:")
     st.caption("Look at it shows what these data hold. Each image is decoded once; 100,000 take some minutes.")
 elif state == "running":
     st.fragment(data_views.show_progress, run_every=0.5)(job)

@@ -36,6 +36,8 @@ def draw_form(problems: dict[str, str]) -> None:
     with st.container(border=True):
         st.subheader("Data", anchor=False)
         forms.field("data", problems, options=forms.data_options(services().store))
+        if words := forms.data_caption(st.session_state[forms.key_of("data")]):
+            st.caption(words)
         st.page_link("../pages/data.py", label="Look at these data", icon=":material/photo_library:")
         forms.field("val_percent", problems)
         for title in forms.SECTIONS:

@@ -169,3 +169,10 @@ def test_live_is_drawn_without_and_with_a_run(store):
     open_page("live")
     add_run(store)
     open_page("live")
+
+
+def test_well_known_data_are_explained_before_they_are_fetched(store):
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    app.session_state["form_data"] = "imagenetv2:top-images"
+    app.run()
+    assert any("10 images in each of ImageNet's 1,000 classes" in item.value for item in app.caption)

@@ -300,6 +300,13 @@ def data_problem(spec: str) -> str:
     return _problem(lambda: locate(spec))
 
 
+def data_caption(spec: str) -> str:
+    """What is worth knowing of well-known data, before they are fetched."""
+    from core.data.sources import about
+
+    return about(spec)
+
+
 def device_problem(config: RunConfig) -> str:
     """Why the config's device can't run it; "" where it can."""
     from core.devices import check_precision, resolve_kind

@@ -82,7 +82,7 @@ def _figures(record: RunRecord) -> None:
                 st.warning("The trainer is silent: it compiles, or it hangs.", icon=":material/hourglass_empty:")
     else:
         throughput = series.last("throughput")
-        columns[3].metric("Throughput", "–" if throughput is None else f"{throughput:,.1f} images/s")
+        columns[3].metric("Images/s", "–" if throughput is None else f"{throughput:,.1f}")
 
 
 def _failure(run_id: str) -> None:

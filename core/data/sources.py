@@ -27,7 +27,7 @@ from core.data.torchvision_sets import open_torchvision, torchvision_name
 from core.errors import DataError
 from core.files import remove
 
-__all__ = ["Skipped", "Source", "locate", "open_source"]
+__all__ = ["Skipped", "Source", "about", "locate", "open_source"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,11 @@ def locate(spec: str) -> None:
         imagenetv2_url(name)
     else:
         _locate_path(spec, name)
+
+
+def about(spec: str) -> str:
+    """What a person should know of these data before they are fetched, "" where nothing."""
+    return ABOUT_IMAGENETV2 if _divided(spec)[0] == "imagenetv2" else ""
 
 
 def open_source(spec: str, home: Path, progress: Progress = quiet) -> Source:
