@@ -195,7 +195,7 @@ def _epoch_of(task: object) -> EpochEnded:
 
 
 def measure_devices(folder: Path, small: Path, home: Path) -> dict[str, object]:
-    """A device that sleeps as long as a real one would work, fed by each loader in turn; the usual one by fewer files."""
+    """A device that sleeps as long as a real one would work, fed by each loader in turn."""
     torch.set_num_threads(2)
     found: dict[str, object] = {}
     for device, speed in DEVICES.items():
@@ -225,7 +225,7 @@ def measure_devices(folder: Path, small: Path, home: Path) -> dict[str, object]:
 
 
 def _sleeping(batches: Callable[[], Iterator[torch.Tensor]], pause: float) -> float:
-    """Seconds of an epoch on a device that works for `pause` a batch, behind a host that runs two batches ahead at most.
+    """Seconds of an epoch on a device that works for `pause` a batch, behind a host that runs two batches ahead.
 
     The copy of a batch stands for its transfer.
     """
