@@ -92,6 +92,18 @@ def _centre(pixels: NDArray[np.uint8], height: int, width: int) -> NDArray[np.ui
     return np.ascontiguousarray(pixels[top : top + height, left : left + width])
 
 
+def read_again(item: Item, at_least: int) -> Decoded:
+    """Decode a picture that the scan has found, see `decode`.
+
+    Raises:
+        OSError, UnreadableError: it can't be read any more, or it is another one now.
+    """
+    content = item.path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != item.digest:
+        raise UnreadableError("changed", "it changed after it was read")
+    return decode(content, at_least)
+
+
 class PackedImages:
     """The pictures of a data set, fitted.
 
@@ -261,10 +273,7 @@ class PackedImages:
         if self._closed or self._failure is not None:
             return
         try:
-            content = item.path.read_bytes()
-            if hashlib.sha256(content).hexdigest() != item.digest:
-                raise UnreadableError("changed", "it changed after it was read")
-            picture = decode(content, self.fit.size)
+            picture = read_again(item, self.fit.size)
         except (OSError, UnreadableError) as error:
             with self._changed:
                 self.lost[item.digest] = str(error)

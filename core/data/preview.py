@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,9 +14,9 @@ from PIL import Image
 
 from core.config import RunConfig
 from core.data.augment import Mix, Recipe
-from core.data.cache import Fit
+from core.data.cache import Fit, read_again
 from core.data.dataset import Dataset
-from core.data.images import UnreadableError, decode, load_rgb, resize
+from core.data.images import UnreadableError, load_rgb, resize
 from core.data.loader import PADDING_LABEL, Batch, BatchLoader, Pixels
 from core.data.split import Item
 from core.engine import mix_images
@@ -149,10 +148,7 @@ class _Pictures:
             return np.zeros((int(self.heights[number]), int(self.widths[number])), dtype="V3")
         item = self._items[number]
         try:
-            content = item.path.read_bytes()
-            if hashlib.sha256(content).hexdigest() != item.digest:
-                raise UnreadableError("changed", "it changed after it was read")
-            picture = decode(content, self._fit.size)
+            picture = read_again(item, self._fit.size)
         except (OSError, UnreadableError) as error:
             self.lost.append((item.file, str(error)))
             # another one will take its place, and may be one of these
