@@ -108,6 +108,12 @@ def figures(run_series: RunSeries) -> dict[str, go.Figure]:
         traces = [
             {
                 **trace.style,
+                # a line of one point can't be seen
+                **(
+                    {"mode": "lines+markers"}
+                    if len(columns[trace.source][trace.y]) == 1 and "mode" in trace.style
+                    else {}
+                ),
                 "name": trace.name,
                 "x": columns[trace.source][trace.x],
                 "y": columns[trace.source][trace.y],

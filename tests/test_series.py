@@ -174,3 +174,13 @@ def test_a_comparison_has_a_curve_for_each_run(store: Store, run_id: str):
     series.update()
     figure = compare_figure([("a", series), ("b", series)], "val_top1")
     assert [trace.name for trace in figure.data] == ["a", "b"]
+
+
+def test_a_line_of_one_point_is_seen(store: Store, run_id: str):
+    series = RunSeries(store, run_id)
+    told(store, run_id, step(1))
+    series.update()
+    assert figures(series)["loss"].data[0].mode == "lines+markers"
+    told(store, run_id, step(2))
+    series.update()
+    assert figures(series)["loss"].data[0].mode == "lines"
