@@ -105,23 +105,17 @@ def figures(run_series: RunSeries) -> dict[str, go.Figure]:
     columns = {"steps": run_series.steps, "epochs": run_series.epochs}
     drawn = {}
     for chart in chart_specs(run_series.has_top5):
-        traces = [
-            {
-                **trace.style,
-                # a line of one point can't be seen
-                **(
-                    {"mode": "lines+markers"}
-                    if len(columns[trace.source][trace.y]) == 1 and "mode" in trace.style
-                    else {}
-                ),
-                "name": trace.name,
-                "x": columns[trace.source][trace.x],
-                "y": columns[trace.source][trace.y],
-            }
-            for trace in chart.traces
-        ]
+        traces = [_trace(trace, columns[trace.source]) for trace in chart.traces]
         drawn[chart.id] = go.Figure(data=traces, layout={**chart.layout, "uirevision": run_series.run_id})
     return drawn
+
+
+def _trace(spec: TraceSpec, columns: dict[str, list[Any]]) -> dict[str, Any]:
+    x, y, style = columns[spec.x], columns[spec.y], dict(spec.style)
+    if len(y) == 1 and style.get("mode") == "lines":
+        # a line of one point can't be seen
+        style["mode"] = "lines+markers"
+    return {**style, "name": spec.name, "x": x, "y": y}
 
 
 def compare_figure(runs: Sequence[tuple[str, RunSeries]], metric: str) -> go.Figure:
