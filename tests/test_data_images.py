@@ -134,6 +134,7 @@ def damaged() -> dict[str, bytes]:
         "a hole": whole[:half] + bytes(len(whole) // 4) + whole[half + len(whole) // 4 :],
         "progressive, zeros and an end": progressive[: len(progressive) // 2] + bytes(2000) + b"\xff\xd9",
         "four colours, cut and closed": four[: len(four) // 2] + b"\xff\xd9",
+        "png with a wrong checksum": png[:-16] + bytes([png[-16] ^ 0xFF]) + png[-15:],
         "png cut": png[: len(png) // 2],
         "png with a changed byte": png[: len(png) // 2] + bytes([png[len(png) // 2] ^ 0xFF]) + png[len(png) // 2 + 1 :],
         "webp cut": packed(photo(), "WEBP")[:-40],

@@ -207,6 +207,10 @@ def _frame(content: bytes) -> tuple[int, int, int, int] | None:
 
 def _decode_other(image: Image.Image, content: bytes, at_least: int | None) -> Decoded:
     image.load()
+    if image.format == "PNG":
+        # loading stops at the last pixel and leaves the checksums of the image data alone
+        with Image.open(io.BytesIO(content), formats=["PNG"]) as again:
+            again.verify()
     if image.format == "JPEG" and image.mode == "CMYK":
         # Pillow does not hand on what libjpeg warns of
         _checked_jpeg(content, "CMYK")
