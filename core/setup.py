@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from core.checkpoint import save_checkpoint
 from core.config import RunConfig
 from core.data.augment import Recipe
 from core.data.cache import Fit, PackedImages
 from core.data.dataset import Dataset
-from core.data.loader import BatchLoader, num_workers
+from core.data.loader import BatchLoader, Images, num_workers
 from core.data.progress import Progress, throttled
 from core.data.sampling import class_weights
 from core.data.scan import scan
@@ -187,22 +188,37 @@ def _loaders(
     numbers = np.arange(len(labels))
 
     def loader(part: slice, recipe: Recipe | None) -> BatchLoader:
-        red, green, blue = (round(255 * mean) for mean in looks.mean)
-        return BatchLoader(
-            images,
-            numbers[part],
-            labels[part],
-            config.batch_size,
-            recipe=recipe,
-            image_size=looks.image_size,
-            interpolation=looks.interpolation,
-            sampling=config.sampling,
-            fill=(red, green, blue),
-            seed=config.seed,
-            workers=workers,
-        )
+        return loader_for(config, looks, images, numbers[part], labels[part], recipe=recipe, workers=workers)
 
     return loader(slice(num_train), Recipe.of(config)), loader(slice(num_train, None), None)
+
+
+def loader_for(
+    config: RunConfig,
+    looks: Preprocessing,
+    images: Images,
+    numbers: NDArray[np.int64],
+    labels: NDArray[np.int64],
+    *,
+    recipe: Recipe | None,
+    workers: int = 0,
+    batch_size: int | None = None,
+) -> BatchLoader:
+    """The loader of a run's images, see `BatchLoader`; `batch_size` is the config's where None."""
+    red, green, blue = (round(255 * mean) for mean in looks.mean)
+    return BatchLoader(
+        images,
+        numbers,
+        labels,
+        batch_size or config.batch_size,
+        recipe=recipe,
+        image_size=looks.image_size,
+        interpolation=looks.interpolation,
+        sampling=config.sampling,
+        fill=(red, green, blue),
+        seed=config.seed,
+        workers=workers,
+    )
 
 
 def _labels(dataset: Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -137,7 +137,7 @@ class PackedImages:
         self._changed = threading.Condition()
         self._closed = False
         self._filler: threading.Thread | None = None
-        self._failure: OSError | None = None
+        self._failure: DataError | None = None
         self._read_bytes = 0
 
     def __len__(self) -> int:
@@ -221,7 +221,7 @@ class PackedImages:
                 self._changed.wait_for(lambda: self._is_settled(item))
             place = self._where.get(item.digest)
             if self._failure is not None and place is None:
-                raise _unwritable(self._failure) from self._failure
+                raise self._failure
             if place is None:
                 return None
         segment, row = self._segments[place[0]], place[1]
@@ -283,7 +283,9 @@ class PackedImages:
         try:
             self.add(item.digest, picture)
         except DataError as error:
-            self._fail(error)
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
 
     def _seal(self) -> None:
         try:
@@ -293,12 +295,6 @@ class PackedImages:
             return
         if sealed is not None:
             self._segments[-1] = sealed
-
-    def _fail(self, error: DataError) -> None:
-        with self._changed:
-            cause = error.__cause__
-            self._failure = cause if isinstance(cause, OSError) else OSError(str(error))
-            self._changed.notify_all()
 
     def _evict(self, needed: int) -> None:
         """Remove the segments used longest ago while the whole cache would go over its limit."""

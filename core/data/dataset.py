@@ -69,6 +69,16 @@ class Dataset:
         return {"train": self.train, "val": self.val} | ({"test": self.test} if self.test else {})
 
     @property
+    def used(self) -> int:
+        """Images of all splits."""
+        return sum(map(len, self.splits.values()))
+
+    @property
+    def found(self) -> int:
+        """All files: used, skipped and ignored."""
+        return self.used + len(self.skipped) + len(self.ignored)
+
+    @property
     def duplicates(self) -> list[list[Item]]:
         """Groups of files with equal bytes, training first."""
         return groups_of_equal([*self.train, *self.val, *self.test])
@@ -88,9 +98,8 @@ class Dataset:
 
     def summary(self) -> dict[str, Any]:
         """What a run keeps of the report: counts and sentences, no file names."""
-        usable = sum(map(len, self.splits.values()))
         return {
-            "found": usable + len(self.skipped) + len(self.ignored),
+            "found": self.found,
             "used": {split: len(items) for split, items in self.splits.items()},
             "skipped_by_reason": self.skipped_by_reason(),
             "ignored": len(self.ignored),
@@ -109,7 +118,6 @@ class Dataset:
     def report(self, with_files: bool = False) -> dict[str, Any]:
         """The answer of the command `scan` as plain JSON values."""
         splits, counts = self.splits, self.counts()
-        usable = sum(map(len, splits.values()))
         answer: dict[str, Any] = {
             "outcome": self.outcome,
             "classes": self.classes,
@@ -120,8 +128,8 @@ class Dataset:
                 split: {name: count[label] for label, name in enumerate(self.classes) if count[label]}
                 for split, count in counts.items()
             },
-            "found": usable + len(self.skipped) + len(self.ignored),
-            "usable_images": usable,
+            "found": self.found,
+            "usable_images": self.used,
             "skipped": [asdict(skipped) for skipped in self.skipped],
             "skipped_by_reason": self.skipped_by_reason(),
             "ignored": self.ignored,

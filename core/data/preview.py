@@ -17,11 +17,11 @@ from core.data.augment import Mix, Recipe
 from core.data.cache import Fit, read_again
 from core.data.dataset import Dataset
 from core.data.images import UnreadableError, load_rgb, resize
-from core.data.loader import PADDING_LABEL, Batch, BatchLoader, Pixels
+from core.data.loader import PADDING_LABEL, Batch, Pixels
 from core.data.split import Item
 from core.engine import mix_images
 from core.models.build import preprocessing
-from core.setup import fit_for
+from core.setup import fit_for, loader_for
 
 SHOWN = 32
 MOST_BYTES = 2**28
@@ -55,19 +55,8 @@ def first_batch(dataset: Dataset, config: RunConfig, most: int = SHOWN) -> Previ
     room = max(most, MOST_BYTES // (3 * looks.image_size**2))
     labels = np.array([item.label for item in dataset.train], dtype=np.int64)
     pictures = _Pictures(dataset.train, fit_for(config, looks))
-    red, green, blue = (round(255 * mean) for mean in looks.mean)
-    loader = BatchLoader(
-        pictures,
-        np.arange(len(labels)),
-        labels,
-        min(config.batch_size, room),
-        recipe=Recipe.of(config),
-        image_size=looks.image_size,
-        interpolation=looks.interpolation,
-        sampling=config.sampling,
-        fill=(red, green, blue),
-        seed=config.seed,
-    )
+    size, numbers = min(config.batch_size, room), np.arange(len(labels))
+    loader = loader_for(config, looks, pictures, numbers, labels, recipe=Recipe.of(config), batch_size=size)
     order, size = loader.order(1), loader.batch_size
     # the last image is blended with the first
     pictures.leave_blank(order[most : size - 1], except_for=[*order[:most], order[size - 1]])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from core.data.dataset import SKIP_WORDS, Dataset, named, shortened
@@ -131,9 +132,10 @@ class _Sorting:
 
     def items(self, split: str, classes: Sequence[str]) -> list[Item]:
         """The split's images sorted by name; those of classes that training does not have are skipped."""
+        labels = self._labels(classes, self._usable.get(split, {}))
         found = []
         for name, files in self._usable.get(split, {}).items():
-            label = self._label_of(name, classes, split)
+            label = labels.get(name)
             if label is None:
                 self._skip_unknown(split, name, files)
                 continue
@@ -190,14 +192,16 @@ class _Sorting:
             self.warnings.append(f"{missing:,} of {len(classes):,} classes have no image")
         return classes
 
-    def _label_of(self, name: str, classes: Sequence[str], split: str) -> int | None:
-        """The class index of a folder; a name that is almost a class's stands for it where no other folder does."""
-        names = [str(label) for label in range(len(classes))] if self._source.classes is not None else list(classes)
-        if name in names:
-            return names.index(name)
-        alike = [label for label, other in enumerate(names) if _key(other) == _key(name)]
-        rivals = [other for other in self._usable[split] if _key(other) == _key(name)]
-        return alike[0] if len(alike) == len(rivals) == 1 else None
+    def _labels(self, classes: Sequence[str], folders: Collection[str]) -> dict[str, int]:
+        """Folder to class index; a name that is almost a class's stands for it where no other folder does."""
+        names = map(str, range(len(classes))) if self._source.classes is not None else classes
+        exact = {name: label for label, name in enumerate(names)}
+        alike: dict[str | float, list[int]] = defaultdict(list)
+        for name, label in exact.items():
+            alike[_key(name)].append(label)
+        rivals = Counter(map(_key, folders))
+        almost = {key: labels[0] for key, labels in alike.items() if len(labels) == rivals[key] == 1}
+        return {name: almost[_key(name)] for name in folders if _key(name) in almost} | exact
 
     def _skip_unknown(self, split: str, name: str, files: list[File]) -> None:
         if files:
