@@ -17,12 +17,14 @@ Trainable = Literal["head", "last", "all"]
 DeviceKind = Literal["cpu", "cuda", "mps", "xla", "auto"]
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine", "step", "onecycle"]
-Precision = Literal["fp32", "bf16", "fp16"]
+Precision = Literal["fp32", "bf16", "fp16", "auto"]
+MatmulPrecision = Literal["default", "high", "highest"]
 Augmentation = Literal["none", "flip", "crop", "resized_crop"]
 AutoAugment = Literal["none", "randaugment", "trivialaugment"]
 Sampling = Literal["shuffle", "balanced"]
 ClassWeights = Literal["none", "balanced"]
 ValDuplicates = Literal["keep", "drop"]
+TorchCompile = Literal["off", "on"]
 
 
 class RunConfig(BaseModel):
@@ -58,7 +60,28 @@ class RunConfig(BaseModel):
         "auto", title="Device", description="Where the steps run; auto takes the fastest kind that answers."
     )
     precision: Precision = Field(
-        "fp32", title="Precision", description="fp32, or mixed precision: bf16, fp16 (fp16 on CUDA only)."
+        "fp32",
+        title="Precision",
+        description="fp32, or mixed precision: bf16, fp16 (fp16 on CUDA only); auto takes what is fastest on the "
+        "device, which a CPU finds out by a few steps of the model.",
+    )
+    matmul_precision: MatmulPrecision = Field(
+        "default",
+        title="Products in fp32",
+        description="default: as the device does by itself (TPUs multiply in bf16, NVIDIA GPUs convolve in TF32); "
+        "high: TF32, three passes on a TPU; highest: full fp32.",
+    )
+    torch_compile: TorchCompile = Field(
+        "off",
+        title="torch.compile",
+        description="on: translate the model's forward with torch.compile first (CPU, CUDA). XLA always compiles.",
+    )
+    num_devices: int = Field(
+        1,
+        ge=0,
+        le=64,
+        title="Devices",
+        description="GPUs, or processes on the CPU, that share each batch; 0: all GPUs. A TPU uses all its chips.",
     )
     epochs: int = Field(5, ge=1, le=10_000, title="Epochs", description="Passes over the training images.")
     batch_size: int = Field(32, ge=1, le=8192, title="Batch size", description="Images in a step, over all devices.")
@@ -190,6 +213,27 @@ class RunConfig(BaseModel):
         title="Label smoothing",
         description="Share of the target spread evenly over all classes, in training only.",
     )
+    clip_grad_norm: float = Field(
+        0.0,
+        ge=0,
+        le=1e6,
+        title="Gradient clipping",
+        description="The longest that the gradient of all weights together may be; 0: off.",
+    )
+    accumulate: int = Field(
+        1,
+        ge=1,
+        le=1024,
+        title="Accumulation",
+        description="Parts in which a batch goes through the model, one after another, to spare memory.",
+    )
+    ema_decay: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        title="EMA of the weights",
+        description="Decay of a moving average of the weights, which is then what is validated and saved; 0: off.",
+    )
     seed: int = Field(
         0,
         ge=0,
@@ -225,6 +269,8 @@ class RunConfig(BaseModel):
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
         if self.precision == "fp16" and self.device not in ("cuda", "auto"):
             raise ValueError(f"precision fp16 does not work on {self.device}: choose bf16 or fp32")
+        if self.batch_size % self.accumulate:
+            raise ValueError(f"batch_size {self.batch_size} can't be cut into {self.accumulate} equal parts")
         return self
 
 

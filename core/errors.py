@@ -6,7 +6,8 @@ AppError
 ├── ModelError    no such model, or its weights are not at hand
 ├── DeviceError   the device is not there or can't do what is asked
 ├── StoreError    no such run, or the run is in the wrong state
-└── TrainingError the training itself went wrong (a loss that is not finite)
+├── TrainingError the training itself went wrong (a loss that is not finite)
+└── MemoryFullError a step does not fit into the device's memory
 """
 
 from __future__ import annotations
@@ -48,3 +49,7 @@ class StoreError(AppError):
 
 class TrainingError(AppError):
     """The training itself went wrong."""
+
+
+class MemoryFullError(AppError):
+    """A step does not fit into the device's memory."""

@@ -77,6 +77,25 @@ class RunPrepared:
 
 
 @dataclass(frozen=True)
+class ProgramCompiled:
+    """The device compiled in this step; `cause` is empty where that was to be expected."""
+
+    phase: str
+    step: int
+    epoch: int
+    count: int
+    seconds: float
+    cause: str = ""
+
+
+@dataclass(frozen=True)
+class HostFallback:
+    """Operations of the model that the device leaves to the host, step after step, which is slow."""
+
+    ops: list[str]
+
+
+@dataclass(frozen=True)
 class StepLogged:
     """A step whose figures were fetched: means over the images since the step logged before."""
 
@@ -121,7 +140,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True)
 class RunEnded:
-    """The last event of a run that was not killed."""
+    """The last event of a run that was not killed; `is_warm`: nothing was compiled and no image packed."""
 
     state: str
     total_s: float
@@ -132,9 +151,21 @@ class RunEnded:
     fix: str = ""
     error: str = ""
     traceback: str = ""
+    is_warm: bool | None = None
 
 
-Event = PhaseChanged | ProgressMade | ImageLost | RunPrepared | StepLogged | EpochEnded | CheckpointSaved | RunEnded
+Event = (
+    PhaseChanged
+    | ProgressMade
+    | ImageLost
+    | RunPrepared
+    | ProgramCompiled
+    | HostFallback
+    | StepLogged
+    | EpochEnded
+    | CheckpointSaved
+    | RunEnded
+)
 
 PHASE_WORDS = {
     "queued": "Waiting for the device",

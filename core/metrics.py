@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from core.devices.base import Device, Fetch
+
 
 def top_k_correct(logits: Tensor, labels: Tensor, k: int) -> Tensor:
     """Count the images whose label is among the k highest logits.
@@ -64,13 +66,19 @@ class Sums:
     program and compile again when it changes.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._zero = torch.zeros(3)
-        self._sums = self._zero.to(device)
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._sums = device.place(torch.zeros(3))
         self._images = 0
 
     def add(self, loss_sum: Tensor, logits: Tensor, labels: Tensor, images: int) -> None:
-        """Add a batch: the loss summed over its `images` real images, and its hits."""
+        """Add a batch, or this process's part of it.
+
+        Args:
+            loss_sum: 0-d, summed over the part's images.
+            logits, labels: (part, classes) and (part,).
+            images: that count, of the whole batch.
+        """
         with torch.no_grad():
             batch = torch.stack(
                 [loss_sum.detach().float(), top_k_correct(logits, labels, 1), top_k_correct(logits, labels, 5)]
@@ -78,9 +86,21 @@ class Sums:
             self._sums = self._sums + batch
         self._images += images
 
-    def take(self) -> Totals:
-        """Bring to the host what was added since the last call; waits for the device."""
-        loss, top1, top5 = self._sums.tolist()
-        totals = Totals(loss, top1, top5, self._images)
-        self._sums, self._images = self._zero.to(self._sums.device), 0
-        return totals
+    def cut(self) -> TotalsOnTheWay:
+        """What was added since the last call, on its way to the host; waits for nothing. Call it after a flush."""
+        on_the_way = TotalsOnTheWay(self._device.fetch(self._sums), self._images)
+        self._sums, self._images = self._device.place(torch.zeros(3)), 0
+        return on_the_way
+
+
+@dataclass(frozen=True)
+class TotalsOnTheWay:
+    """Sums that the device is still working at, or that are being copied."""
+
+    fetch: Fetch
+    images: int
+
+    def totals(self) -> Totals:
+        """Wait for them."""
+        loss, top1, top5 = self.fetch.values()
+        return Totals(loss, top1, top5, self.images)

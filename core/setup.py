@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from core.checkpoint import save_checkpoint
 from core.config import RunConfig
@@ -23,13 +25,16 @@ from core.data.progress import Progress, throttled
 from core.data.sampling import class_weights
 from core.data.scan import scan
 from core.data.sources import open_source
-from core.devices import open_device
-from core.engine import Task
+from core.devices.base import Device
+from core.ema import Ema
+from core.errors import ConfigError
 from core.events import CheckpointSaved, Event, ImageLost, PhaseChanged, ProgressMade, RunPrepared
 from core.machine import environment
 from core.models.build import Preprocessing, build_model, preprocessing
 from core.models.parts import set_train_mode
 from core.optim import build_optimizer
+from core.precision import choose_precision
+from core.task import Task
 
 Emit = Callable[[Event], None]
 
@@ -52,20 +57,36 @@ class _Parts:
         self._last = now
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A task to be trained.
+
+    Attributes:
+        image_size: side in pixels that the model sees.
+        batch_size: of training, which a small set makes smaller than the config's.
+        was_packed: images were decoded and packed for this run, which the next one need not do.
+    """
+
+    task: Task
+    image_size: int
+    batch_size: int
+    was_packed: bool
+
+
 def prepare(
     config: RunConfig,
     *,
-    device_kind: str,
+    open_it: Callable[[], Device],
     home: Path,
     folder: Path,
     emit: Emit,
     resources: ExitStack,
     should_stop: Callable[[], bool] = lambda: False,
-) -> Task:
+) -> Prepared:
     """Open the device in this thread, read the data, build the model, and tell of each.
 
     Args:
-        device_kind: a kind that is available; never auto.
+        open_it: starts the device.
         home: where unpacked data and caches lie.
         folder: the run's own folder, for its checkpoints and its split.
         resources: closes device and image cache when the run is over.
@@ -81,8 +102,10 @@ def prepare(
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     looks = preprocessing(config.model, config.image_size)
-    device = open_device(device_kind)
+    device = open_it()
     resources.callback(device.close)
+    matmul_precision = device.set_matmul_precision(config.matmul_precision)
+    _check_batch(config, device)
     parts.end("device_start")
 
     emit(PhaseChanged("loading_data"))
@@ -101,23 +124,17 @@ def prepare(
     )
     parts.end("model")
 
-    train, val = _loaders(config, looks, dataset, images, num_workers(config.workers, device_kind))
+    train, val = _loaders(config, looks, dataset, images, device)
     order = np.concatenate([train.order(1), len(dataset.train) + val.order(1)])
     images.fill(order.tolist(), lambda file, why: emit(ImageLost(file, why)), _progress(emit))
     parts.end("cache_open")
 
     emit(PhaseChanged("building_model", detail="moving it to the device"))
-    model = device.place_model(built.module)
-    optimizer = build_optimizer(config, model.parameters(), on_xla=device.kind == "xla")
-    device.wait()
+    with device.turn():
+        placed = _place(config, device, built.module, looks.image_size)
     parts.end("placement")
 
     about: dict[str, Any] = {"classes": dataset.classes, **asdict(looks), "config": config.model_dump()}
-
-    def save(which: str, epoch: int) -> None:
-        path = save_checkpoint(folder, which, model, optimizer, {**about, "epoch": epoch})
-        emit(CheckpointSaved(which, epoch, path.name))
-
     emit(
         RunPrepared(
             device_kind=device.kind,
@@ -129,7 +146,12 @@ def prepare(
             num_params=built.num_params,
             num_trainable=built.num_trainable,
             image_size=looks.image_size,
-            environment=environment(),
+            environment={
+                **environment(),
+                "precision": placed.precision,
+                "matmul_precision": matmul_precision,
+                "devices": device.count,
+            },
             setup_parts=parts.seconds,
             data=dataset.summary(),
         )
@@ -137,20 +159,75 @@ def prepare(
     weights = None
     if config.class_weights == "balanced":
         weights = class_weights(_labels(dataset)[: len(dataset.train)], len(dataset.classes))
-    return Task(
+    task = Task(
         config=config,
         device=device,
-        model=model,
-        optimizer=optimizer,
+        model=placed.model,
+        optimizer=placed.optimizer,
         train=train,
         val=val,
         mean=looks.mean,
         std=looks.std,
         num_classes=len(dataset.classes),
-        save=save,
+        save=_saver(device, placed, folder, about, emit),
         set_train_mode=set_train_mode,
         class_weights=weights,
+        precision=placed.precision,
+        ema=placed.ema,
     )
+    return Prepared(task, looks.image_size, train.batch_size, images.was_built)
+
+
+def _check_batch(config: RunConfig, device: Device) -> None:
+    if config.batch_size % (device.count * config.accumulate):
+        raise ConfigError(
+            f"A batch of {config.batch_size} can't be shared evenly by {device.count} devices"
+            + (f" in {config.accumulate} parts." if config.accumulate > 1 else "."),
+            fix=f"Choose a batch size that {device.count * config.accumulate} divides.",
+        )
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """A model on its device, and what belongs to it; `module` is the model without what wraps it there."""
+
+    model: nn.Module
+    module: nn.Module
+    optimizer: torch.optim.Optimizer
+    ema: Ema | None
+    precision: str
+
+
+def _place(config: RunConfig, device: Device, module: nn.Module, image_size: int) -> _Placed:
+    averaged = copy.deepcopy(module) if config.ema_decay else None
+    model = device.place_model(module)
+    ema = Ema(module, device.place_model(averaged), config.ema_decay) if averaged is not None else None
+    precision = choose_precision(config.precision, device, model, image_size)
+    if config.torch_compile == "on":
+        device.compile_model(model)
+    optimizer = build_optimizer(config, model.parameters(), device)
+    device.wait()
+    return _Placed(model, module, optimizer, ema, precision)
+
+
+def _saver(
+    device: Device, placed: _Placed, folder: Path, about: dict[str, Any], emit: Emit
+) -> Callable[[str, int], None]:
+    """What writes a checkpoint: the averaged weights where there are such, and for `last` all to go on from."""
+    shown = placed.ema.module if placed.ema else placed.module
+
+    def save(which: str, epoch: int) -> None:
+        with device.turn():
+            weights = device.to_host(dict(shown.state_dict()))
+            state = None
+            if which == "last":
+                state = device.to_host({"optimizer": placed.optimizer.state_dict(), "epoch": epoch})
+                if placed.ema:
+                    state["model"] = device.to_host(dict(placed.module.state_dict()))
+        path = save_checkpoint(folder, which, weights, {**about, "epoch": epoch}, state)
+        emit(CheckpointSaved(which, epoch, path.name))
+
+    return save
 
 
 def _read(
@@ -182,13 +259,24 @@ def fit_for(config: RunConfig, looks: Preprocessing) -> Fit:
 
 
 def _loaders(
-    config: RunConfig, looks: Preprocessing, dataset: Dataset, images: PackedImages, workers: int
+    config: RunConfig, looks: Preprocessing, dataset: Dataset, images: PackedImages, device: Device
 ) -> tuple[BatchLoader, BatchLoader]:
     labels, num_train = _labels(dataset), len(dataset.train)
     numbers = np.arange(len(labels))
 
     def loader(part: slice, recipe: Recipe | None) -> BatchLoader:
-        return loader_for(config, looks, images, numbers[part], labels[part], recipe=recipe, workers=workers)
+        return loader_for(
+            config,
+            looks,
+            images,
+            numbers[part],
+            labels[part],
+            recipe=recipe,
+            workers=num_workers(config.workers, device.kind),
+            multiple_of=device.count * config.accumulate,
+            parts=device.num_processes * config.accumulate,
+            stage=device.stage,
+        )
 
     return loader(slice(num_train), Recipe.of(config)), loader(slice(num_train, None), None)
 
@@ -201,10 +289,10 @@ def loader_for(
     labels: NDArray[np.int64],
     *,
     recipe: Recipe | None,
-    workers: int = 0,
     batch_size: int | None = None,
+    **more: Any,
 ) -> BatchLoader:
-    """The loader of a run's images, see `BatchLoader`; `batch_size` is the config's where None."""
+    """The loader of a run's images, see `BatchLoader`, which takes `more`; `batch_size` is the config's where None."""
     red, green, blue = (round(255 * mean) for mean in looks.mean)
     return BatchLoader(
         images,
@@ -217,7 +305,7 @@ def loader_for(
         sampling=config.sampling,
         fill=(red, green, blue),
         seed=config.seed,
-        workers=workers,
+        **more,
     )
 
 

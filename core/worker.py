@@ -15,21 +15,23 @@ from typing import Any
 import torch
 
 from core.config import RunConfig
-from core.devices import check_precision, resolve_kind
-from core.devices.xla import initialise, xla_info
+from core.devices import check_precision, open_device, resolve_kind
+from core.devices.xla import XLA_LOCK, initialise, xla_info
 from core.engine import fit
 from core.errors import AppError, StoreError
 from core.events import (
     Event,
     PhaseChanged,
     Phases,
+    ProgramCompiled,
     ProgressMade,
     RunEnded,
     RunPrepared,
     StepLogged,
     progress_in_words,
 )
-from core.setup import StoppedInSetupError, prepare
+from core.memory import memory_full
+from core.setup import Prepared, StoppedInSetupError, prepare
 from core.store import Store
 
 _log = logging.getLogger(__name__)
@@ -90,6 +92,9 @@ class Pulse:
         elif isinstance(event, RunPrepared):
             self._steps = event.steps_per_epoch
             self._trained_since = now
+        elif isinstance(event, ProgramCompiled):
+            self._phase["compile_count"] = self._phase.get("compile_count", 0) + event.count
+            self._phase["compile_s"] = self._phase.get("compile_s", 0.0) + event.seconds
         elif isinstance(event, StepLogged):
             done = event.step / (self._steps * self._epochs)
             elapsed = now - (self._trained_since or now)
@@ -175,18 +180,18 @@ def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: flo
     folder = store.run_folder(run_id)
     try:
         with ExitStack() as resources:
-            task = prepare(
+            prepared = prepare(
                 config,
-                device_kind=kind,
+                open_it=lambda: open_device(kind, store.home),
                 home=store.home,
                 folder=folder,
                 emit=pulse.emit,
                 resources=resources,
                 should_stop=pulse.should_stop,
             )
-            phases = Phases(setup_s=time.perf_counter() - started)
+            phases, task = Phases(setup_s=time.perf_counter() - started), prepared.task
             count, compile_s = task.device.compile_count(), task.device.compile_seconds()
-            state, spent = fit(task, emit=pulse.emit, control=pulse, clock=time.perf_counter)
+            state, spent = _fit(prepared, pulse)
             phases += spent
             count = task.device.compile_count() - count
             compile_s = task.device.compile_seconds() - compile_s
@@ -197,7 +202,19 @@ def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: flo
         return _ended("failed", time.perf_counter() - started, phases, error)
     total_s = time.perf_counter() - started
     phases += Phases(other_s=total_s - phases.total_s())
-    return RunEnded(state, total_s, phases, count, compile_s)
+    is_warm = not count and not prepared.was_packed
+    return RunEnded(state, total_s, phases, count, compile_s, is_warm=is_warm)
+
+
+def _fit(prepared: Prepared, pulse: Pulse) -> tuple[str, Phases]:
+    task = prepared.task
+    try:
+        return fit(task, emit=pulse.emit, control=pulse, clock=time.perf_counter)
+    except (RuntimeError, MemoryError) as error:
+        if not task.device.out_of_memory(error):
+            raise
+    # out here, since the error's traceback kept the step's memory
+    raise memory_full(task, prepared.batch_size, prepared.image_size)
 
 
 def _ended(state: str, total_s: float, phases: Phases, error: Exception) -> RunEnded:
@@ -239,8 +256,8 @@ class Worker:
 
     def _work(self) -> None:
         if xla_info().available:
-            with contextlib.suppress(AppError):
-                initialise()
+            with contextlib.suppress(AppError), XLA_LOCK:
+                initialise(self._store.home)
         while not self._closing.is_set():
             trained = False
             for record in self._store.waiting_runs():

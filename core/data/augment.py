@@ -10,6 +10,7 @@ brackets): resized crop's draw 9, RandAugment of two operations 980 (3180), Triv
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,12 +82,9 @@ class Mix:
     pixel_weight: Tensor
     label_weight: Tensor
 
-    def to(self, device: torch.device) -> Mix:
-        """The same on a device; does not wait for it."""
-        return Mix(
-            self.pixel_weight.to(device, non_blocking=True),
-            self.label_weight.to(device, non_blocking=True),
-        )
+    def placed(self, place: Callable[[Tensor], Tensor]) -> Mix:
+        """The same on a device."""
+        return Mix(place(self.pixel_weight), place(self.label_weight))
 
 
 def reflected(size: int, margin: int) -> NDArray[np.int64]:
@@ -150,13 +148,14 @@ def draw_resized_crops(
 
 
 def augment_pixels(
-    images: Tensor, recipe: Recipe, generator: np.random.Generator, fill: tuple[int, int, int]
+    images: Tensor, recipe: Recipe, generator: np.random.Generator, fill: tuple[int, int, int], parts: int = 1
 ) -> tuple[Tensor, Mix | None]:
     """Change the pixels of a batch: automatic augmentation, colour jitter, random erasing, CutMix's paste.
 
     Args:
         images: (n, 3, h, w) uint8, of any strides; left as they are.
         fill: the colour of what is erased or comes in from outside an image.
+        parts: equal parts of the batch, each of which mixes within itself.
 
     Returns:
         Images of the same shape, of the same strides or contiguous; and how they mix: exactly where the recipe has
@@ -170,7 +169,7 @@ def augment_pixels(
         images = images.clone()
     if recipe.random_erasing:
         _erase(images, recipe.random_erasing, generator, fill)
-    return images, _mix(images, recipe, generator)
+    return images, _mix(images, recipe, generator, parts)
 
 
 def _recoloured(image: Tensor, recipe: Recipe, generator: np.random.Generator, fill: Fill) -> Tensor:
@@ -234,18 +233,18 @@ def _draw_sizes(
     return sizes, np.asarray(np.all(sizes > 0, axis=2))
 
 
-def _mix(images: Tensor, recipe: Recipe, generator: np.random.Generator) -> Mix | None:
+def _mix(images: Tensor, recipe: Recipe, generator: np.random.Generator, parts: int) -> Mix | None:
     """Draw one blend for the batch, by even odds MixUp or CutMix where both are on, and do CutMix's paste."""
     if not (recipe.mixup or recipe.cutmix):
         return None
     if recipe.mixup and (not recipe.cutmix or generator.random() < 0.5):
         weight = generator.beta(recipe.mixup, recipe.mixup)
         return Mix(torch.tensor([weight], dtype=torch.float32), torch.tensor([weight], dtype=torch.float32))
-    own_share = _paste(images, generator.beta(recipe.cutmix, recipe.cutmix), generator)
+    own_share = _paste(images, generator.beta(recipe.cutmix, recipe.cutmix), generator, parts)
     return Mix(torch.ones(1), torch.tensor([own_share], dtype=torch.float32))
 
 
-def _paste(images: Tensor, weight: float, generator: np.random.Generator) -> float:
+def _paste(images: Tensor, weight: float, generator: np.random.Generator, parts: int) -> float:
     """Paste a rectangle of each image's neighbour, of about 1 - weight of the area, in place (Yun et al. 2019).
 
     Returns:
@@ -256,6 +255,7 @@ def _paste(images: Tensor, weight: float, generator: np.random.Generator) -> flo
         centre, half = int(generator.integers(side)), int(0.5 * math.sqrt(1 - weight) * side)
         edges.append((max(0, centre - half), min(side, centre + half)))
     (top, bottom), (left, right) = edges
-    images[:, :, top:bottom, left:right] = images[:, :, top:bottom, left:right].roll(1, 0)
+    for part in images.chunk(parts):
+        part[:, :, top:bottom, left:right] = part[:, :, top:bottom, left:right].roll(1, 0)
     height, width = images.shape[2:]
     return 1 - (bottom - top) * (right - left) / (height * width)

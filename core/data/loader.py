@@ -25,6 +25,7 @@ from core.data.augment import (
 )
 from core.data.images import resize
 from core.data.sampling import epoch_order
+from core.errors import ConfigError
 
 PADDING_LABEL = -100
 MAX_WORKERS = 8
@@ -74,6 +75,13 @@ class BatchLoader:
         interpolation: bilinear or bicubic, for random resized crops.
         fill: the colour of erased parts.
         workers: threads that prepare batches ahead; 0 prepares each when it is asked for.
+        multiple_of: what the batch's size must be a multiple of, since it is shared: a set smaller than the batch
+            size gives a smaller batch in training, and a padded one in evaluation.
+        parts: equal parts of a batch that mix (MixUp, CutMix) each within itself.
+        stage: done to images and labels of a batch in the thread that prepared it.
+
+    Raises:
+        ConfigError: the training set is too small to be shared.
     """
 
     def __init__(
@@ -90,8 +98,12 @@ class BatchLoader:
         fill: tuple[int, int, int] = (0, 0, 0),
         seed: int = 0,
         workers: int = 0,
+        multiple_of: int = 1,
+        parts: int = 1,
+        stage: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
     ) -> None:
         self._images, self._numbers, self._labels = images, numbers, labels
+        self._parts, self._stage = parts, stage
         self._recipe, self._size, self._interpolation = recipe, image_size, interpolation
         self._sampling, self._fill, self._seed, self._workers = sampling, fill, seed, workers
         heights, widths = images.heights[numbers], images.widths[numbers]
@@ -101,7 +113,7 @@ class BatchLoader:
         margin = crop_margin(side, image_size, recipe.geometry) if recipe else 0
         self._reflected = reflected(side, margin) if margin else None
         self._side = side + 2 * margin
-        self.batch_size = min(batch_size, len(labels))
+        self.batch_size = _shared(min(batch_size, len(labels)), multiple_of, is_training=recipe is not None)
 
     @property
     def num_batches(self) -> int:
@@ -145,8 +157,9 @@ class BatchLoader:
         images = torch.from_numpy(pixels.view(np.uint8).reshape(self.batch_size, self._size, self._size, 3))
         images, mix = images.permute(0, 3, 1, 2), None
         if self._recipe is not None and not self._recipe.is_plain:
-            images, mix = augment_pixels(images, self._recipe, generator, self._fill)
-        return Batch(images, torch.from_numpy(labels), int((labels != PADDING_LABEL).sum()), mix)
+            images, mix = augment_pixels(images, self._recipe, generator, self._fill, self._parts)
+        num_real = int((labels != PADDING_LABEL).sum())
+        return Batch(self._stage(images), self._stage(torch.from_numpy(labels)), num_real, mix)
 
     def _other(self, order: NDArray[np.int64], place: int) -> tuple[Pixels | None, int]:
         """The next image of the order that is not lost, in place of one that is."""
@@ -186,6 +199,19 @@ class BatchLoader:
         colours = part.view(np.uint8).reshape(height, width, 3)
         resized = resize(colours, self._size, self._size, self._interpolation)
         return resized.view("V3")[..., 0]
+
+
+def _shared(batch_size: int, multiple_of: int, *, is_training: bool) -> int:
+    if multiple_of == 1:
+        return batch_size
+    if not is_training:
+        return -(-batch_size // multiple_of) * multiple_of
+    if batch_size < multiple_of:
+        raise ConfigError(
+            f"A batch of {batch_size} training images can't be shared by {multiple_of} parts or devices.",
+            fix="Choose a larger batch size, a smaller accumulation or fewer devices, or bring more images.",
+        )
+    return batch_size // multiple_of * multiple_of
 
 
 def _mirrored(picture: Pixels, is_mirrored: bool) -> Pixels:

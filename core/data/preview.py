@@ -19,9 +19,9 @@ from core.data.dataset import Dataset
 from core.data.images import UnreadableError, load_rgb, resize
 from core.data.loader import PADDING_LABEL, Batch, Pixels
 from core.data.split import Item
-from core.engine import mix_images
 from core.models.build import preprocessing
 from core.setup import fit_for, loader_for
+from core.task import mix_images
 
 SHOWN = 32
 MOST_BYTES = 2**28

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from core.devices.base import Device, DeviceInfo
 from core.devices.local import CpuDevice, CudaDevice, MpsDevice, cpu_info, cuda_info, mps_info
-from core.devices.xla import XlaDevice, xla_info
+from core.devices.xla import XLA_LOCK, XlaDevice, xla_info
 from core.errors import DeviceError
 
 __all__ = ["Device", "DeviceInfo", "check_precision", "list_devices", "open_device", "resolve_kind"]
 
-_OPEN: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "mps": MpsDevice, "xla": XlaDevice}
+_LOCAL: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "mps": MpsDevice}
 
 
 def list_devices() -> list[DeviceInfo]:
@@ -46,10 +47,17 @@ def check_precision(kind: str, precision: str) -> None:
         raise DeviceError(f"Device {kind} does not train in fp16.", fix="Choose bf16 or fp32.")
 
 
-def open_device(kind: str) -> Device:
+def open_device(kind: str, home: Path | None = None) -> Device:
     """Start a device in this thread.
+
+    Args:
+        home: where a device may keep compiled programs.
 
     Raises:
         DeviceError: it is not there or does not start.
     """
-    return _OPEN[resolve_kind(kind)]()
+    resolved = resolve_kind(kind)
+    if resolved == "xla":
+        with XLA_LOCK:
+            return XlaDevice(home)
+    return _LOCAL[resolved]()

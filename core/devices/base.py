@@ -1,11 +1,12 @@
 """What the training loop asks of a device; what differs between devices lives behind this.
 
 Sending work and waiting for it are two methods: on CUDA and XLA a call returns before anything
-ran, so a clock is read only after `wait`.
+ran, so a clock is read only after `wait`, or after figures that were asked for have come.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,30 +17,83 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A device kind on this machine; `reason` says why it is not available, else it is empty."""
+    """A device kind on this machine.
+
+    Attributes:
+        available, reason: whether it can be used, and if not, why.
+        memory_gib: of one chip or card; None where it isn't known.
+        count: chips or cards of this kind.
+        note: what is worth knowing though it can be used, such as that it is experimental.
+    """
 
     kind: str
     name: str
     available: bool
     reason: str = ""
     memory_gib: float | None = None
+    count: int = 1
+    note: str = ""
+
+
+class Fetch(Protocol):
+    """Figures on their way to the host."""
+
+    def values(self) -> list[float]:
+        """Block until they are there, and not longer: steps that were sent later go on."""
+
+    def device_s(self) -> float | None:
+        """When they were ready, in seconds of the device's own clock; None where it has none. After `values`."""
 
 
 class Device(Protocol):
-    """A place where steps run. All methods are called from the thread that opened it."""
+    """A place where steps run. All methods but `stage` are called from the thread that opened it.
+
+    Attributes:
+        kind: cpu, cuda, mps or xla.
+        runs_behind: calls return before the work is done.
+        count: chips, cards or processes that share each batch.
+        num_processes: of those, what runs in a process of its own and sees its part of a batch alone.
+        fast_precision: what trains fastest here without harm, fp32, bf16 or fp16; None where it must be tried.
+    """
 
     kind: str
     name: str
     torch_device: torch.device
+    runs_behind: bool
+    count: int
+    num_processes: int
+    fast_precision: str | None
+
+    def turn(self) -> AbstractContextManager[Any]:
+        """Hold this while working with the device, and end it with everything flushed; not to be nested."""
 
     def place_model(self, model: nn.Module) -> nn.Module:
-        """Move the model, in the memory format that is fastest here."""
+        """Move the model, in the memory format that is fastest here; called once, before the optimizer is made."""
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Move a tensor that all chips need whole."""
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        """Make a batch's part ready for a quick copy; called in the loader's threads."""
 
     def place_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Move a batch: images (batch, 3, height, width) uint8, labels (batch,) int64."""
+        """Send a batch: images (batch, 3, height, width) uint8, labels (batch,) int64; `count` divides batch."""
 
     def autocast(self, precision: str) -> AbstractContextManager[Any]:
         """The context of the forward pass for fp32, bf16 or, on CUDA, fp16."""
+
+    def set_matmul_precision(self, name: str) -> str:
+        """Choose how fp32 products are computed (default, high, highest) until `close`; returns what that means."""
+
+    def compile_model(self, model: nn.Module) -> None:
+        """Have torch.compile translate the model's forward, in place.
+
+        Raises:
+            DeviceError: it does not work here.
+        """
+
+    def make_optimizer(self, name: str, parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+        """The fastest adam, adamw or sgd here, for placed parameters; `options` as torch's own."""
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients."""
@@ -50,11 +104,26 @@ class Device(Protocol):
     def wait(self) -> None:
         """Block until all work that was sent is done."""
 
+    def fetch(self, sums: Tensor) -> Fetch:
+        """Start bringing a few figures, added up over the processes that share a batch, to the host."""
+
+    def to_host(self, value: Any) -> Any:
+        """Copies on the CPU of all tensors in nested dicts and lists, in one go."""
+
     def compile_count(self) -> int:
         """Programs compiled so far in this process; 0 where nothing compiles."""
 
     def compile_seconds(self) -> float:
         """Seconds spent compiling so far in this process."""
 
+    def host_fallbacks(self) -> dict[str, int]:
+        """Operations that the device left to the host so far in this process, by name."""
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        """Whether this error says that the device's memory is full."""
+
+    def release(self) -> None:
+        """Give back memory that nothing uses any more."""
+
     def close(self) -> None:
-        """Give memory back."""
+        """Give memory and settings back."""

@@ -1,46 +1,63 @@
 """TPUs and XLA's CPU runtime through torch_xla; the only file that imports it, inside functions.
 
-Two threads that touch XLA at once crash each other, so it belongs to the trainer thread alone.
+Two threads that touch XLA at once crash each other, so whoever works with it holds `XLA_LOCK`.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
+import logging
 import os
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from core.devices.base import DeviceInfo
+from core.devices.base import DeviceInfo, Fetch
+from core.devices.batchnorm import unbias_running_variance
+from core.devices.fair_lock import FairLock
+from core.devices.tpu import find_tpu, trial_start
 from core.errors import DeviceError
 from core.machine import cpu_name, memory_gib
 
-_GOOGLE_PCI_VENDOR = "0x1ae0"
-_TPU_PCI_DEVICES = {"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"}
+XLA_LOCK = FairLock()
+"""Held for a training step, an evaluation step, a prediction, and whatever else touches an XLA tensor."""
+
+MATMUL_ON_TPU = {"default": "bf16", "high": "three passes of bf16", "highest": "fp32 (six passes of bf16)"}
 
 
-def has_tpu(sysfs: Path = Path("/sys/bus/pci/devices")) -> bool:
-    """Whether a TPU chip shows on the PCI bus or the environment names one; starts nothing.
+@dataclass(frozen=True)
+class Runtime:
+    """XLA as it was started in this process; none of it can change any more.
 
-    Asking libtpu itself would block for minutes, holding the GIL, on a machine without a TPU.
+    Attributes:
+        is_tpu: else it is XLA on the CPU.
+        chips: that share each batch, by SPMD where there are several.
+        cache: folder of compiled programs that a later process finds again; "" where the runtime has none.
     """
-    if os.environ.get("TPU_ACCELERATOR_TYPE") or os.environ.get("COLAB_TPU_1VM") == "1":
-        return True
-    try:
-        return any(
-            (chip / "vendor").read_text().strip() == _GOOGLE_PCI_VENDOR
-            and (chip / "device").read_text().strip() in _TPU_PCI_DEVICES
-            for chip in sysfs.iterdir()
-        )
-    except OSError:
-        return False
+
+    is_tpu: bool
+    chips: int
+    cache: str
+
+
+_runtime: Runtime | None = None
+
+
+def wants_tpu() -> bool:
+    """Whether XLA would be, or is, a TPU in this process."""
+    if _runtime:
+        return _runtime.is_tpu
+    return os.environ.get("PJRT_DEVICE", "TPU" if find_tpu() else "CPU") == "TPU"
 
 
 def xla_info() -> DeviceInfo:
-    """What `--device xla` would train on, read from package metadata and sysfs alone."""
+    """What `--device xla` would train on, read from package metadata, sysfs and the environment; starts nothing."""
     try:
         ours = importlib.metadata.version("torch_xla")
     except importlib.metadata.PackageNotFoundError:
@@ -50,58 +67,172 @@ def xla_info() -> DeviceInfo:
         return DeviceInfo("xla", "TPU", False, reason)
     if os.environ.get("XLA_USE_BF16"):
         return DeviceInfo("xla", "TPU", False, "XLA_USE_BF16 is set, which silently changes every number: unset it.")
-    if os.environ.get("PJRT_DEVICE", "TPU" if has_tpu() else "CPU") == "TPU":
-        return DeviceInfo("xla", f"TPU {os.environ.get('TPU_ACCELERATOR_TYPE', '')}".strip(), True)
-    return DeviceInfo("xla", f"XLA on the CPU ({cpu_name()})", True, memory_gib=memory_gib())
+    if not wants_tpu():
+        name, chips = f"XLA on the CPU ({cpu_name()})", _virtual_chips()
+        return DeviceInfo("xla", name, True, memory_gib=memory_gib(), count=chips)
+    tpu = find_tpu()
+    if tpu is None:
+        return DeviceInfo("xla", "TPU", False, "PJRT_DEVICE asks for a TPU, and none shows on this machine.")
+    name = f"TPU {tpu.kind}".strip()
+    # what this very process holds is not in its way
+    problem = "" if _runtime else tpu.problem
+    return DeviceInfo("xla", name, not problem, problem, memory_gib=tpu.memory_gib_per_chip, count=tpu.chips)
 
 
-def initialise() -> torch.device:
-    """Start XLA's runtime and return its device; later calls are free.
+def initialise(home: Path | None = None) -> Runtime:
+    """Start XLA's runtime once for this process; later calls are free. Hold `XLA_LOCK`.
 
     It must happen before the first `backward()` on the CPU in this process: autograd lays out its
-    queues then, and XLA's backward would fail for the process's life.
+    queues then, and XLA's backward would fail for the process's life. Device type and SPMD are decided here too.
+
+    Args:
+        home: where a TPU's compiled programs are kept for later processes; None keeps none.
 
     Raises:
         DeviceError: torch_xla is missing, unfit, or its runtime does not start.
     """
+    global _runtime
+    if _runtime:
+        return _runtime
     info = xla_info()
     if not info.available:
         raise DeviceError(f"XLA can't be used: {info.reason}", fix="Choose another device.")
-    os.environ.setdefault("PJRT_DEVICE", "TPU" if has_tpu() else "CPU")
+    is_tpu = wants_tpu()
+    # a runtime that can't start would block this process for minutes, holding the GIL
+    if is_tpu and (problem := trial_start()):
+        raise DeviceError(f"The TPU does not start: {problem}", fix="Choose another device, or restart the machine.")
+    os.environ.setdefault("PJRT_DEVICE", "TPU" if is_tpu else "CPU")
     import torch_xla
+    import torch_xla.runtime as runtime
 
+    # both must come before the first use
+    if info.count > 1:
+        runtime.use_spmd()
+    # the CPU's runtime writes such a cache and can't read it back
+    cache = str(home / "cache" / "xla") if home and is_tpu else ""
+    if cache:
+        runtime.initialize_cache(cache)
     try:
-        return torch.device(torch_xla.device())
+        torch_xla.device()
+        found = str(torch_xla.real_devices()[0])
     except RuntimeError as error:
         line = str(error).strip().splitlines()[0]
         raise DeviceError(f"XLA's runtime did not start: {line}", fix="Choose another device.") from error
+    if is_tpu and not found.startswith("TPU"):
+        raise DeviceError(f"XLA took {found} in the place of the TPU.", fix="Restart, or choose another device.")
+    _runtime = Runtime(is_tpu, info.count, cache)
+    return _runtime
+
+
+class XlaFetch:
+    """Figures that were computed by a step that was sent."""
+
+    def __init__(self, sums: Tensor) -> None:
+        self._sums = sums
+
+    def values(self) -> list[float]:
+        values: list[float] = self._sums.tolist()
+        return values
+
+    def device_s(self) -> float | None:
+        return None
 
 
 class XlaDevice:
-    """A TPU, or XLA's CPU runtime where there is no TPU."""
+    """A TPU with all its chips, or XLA's CPU runtime where there is no TPU."""
 
     kind = "xla"
+    runs_behind = True
+    num_processes = 1
 
-    def __init__(self) -> None:
-        self.torch_device = initialise()
+    def __init__(self, home: Path | None = None) -> None:
+        self.runtime = initialise(home)
         import torch_xla
         import torch_xla.core.xla_model as xm
         import torch_xla.debug.metrics as metrics
 
         self._torch_xla, self._xm, self._metrics = torch_xla, xm, metrics
-        self.name = xla_info().name
+        self.torch_device = torch.device(torch_xla.device())
+        self.count = self.runtime.chips
+        self.name = xla_info().name + (f", {self.count} chips" if self.count > 1 else "")
+        self.fast_precision: str | None = "bf16" if self.runtime.is_tpu else "fp32"
+        self._mesh = self._one_axis_mesh() if self.count > 1 else None
+
+    def _one_axis_mesh(self) -> Any:
+        import numpy as np
+        from torch_xla.distributed.spmd import Mesh
+
+        return Mesh(np.arange(self.count), (self.count,), ("batch",))
+
+    def turn(self) -> AbstractContextManager[Any]:
+        return XLA_LOCK
 
     def place_model(self, model: nn.Module) -> nn.Module:
-        return model.to(self.torch_device)
+        placed: nn.Module = model._apply(self.place)  # type: ignore[no-untyped-call]
+        unbias_running_variance(placed)
+        return placed
+
+    def place(self, tensor: Tensor) -> Tensor:
+        # not .to(): a 0-d tensor of 0 or 1 would become a constant, and compile anew once it has changed
+        return self._send(tensor.detach(), None)
+
+    def stage(self, tensor: Tensor) -> Tensor:
+        return tensor
 
     def place_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return images.to(self.torch_device), labels.to(self.torch_device)
+        return self._send(images, self._split(images)), self._send(labels, self._split(labels))
+
+    def _send(self, tensor: Tensor, sharding: Any) -> Tensor:
+        sent: Any = self._xm.send_cpu_data_to_device([tensor], self.torch_device, sharding)
+        placed: Tensor = sent[0]
+        return placed
+
+    def _split(self, part: Tensor) -> Any:
+        if self._mesh is None:
+            return None
+        from torch_xla.distributed.spmd import ShardingSpec
+
+        return ShardingSpec(self._mesh, ("batch",) + (None,) * (part.dim() - 1))
 
     def autocast(self, precision: str) -> AbstractContextManager[Any]:
         return nullcontext() if precision == "fp32" else torch.autocast("xla", torch.bfloat16)
 
+    def set_matmul_precision(self, name: str) -> str:
+        from torch_xla import backends
+
+        if backends.get_mat_mul_precision() != name:
+            # it warns of every change; a process's programs are told apart by it all the same
+            logging.getLogger("torch_xla.backends").setLevel(logging.ERROR)
+            backends.set_mat_mul_precision(name)
+        return MATMUL_ON_TPU[name] if self.runtime.is_tpu else "fp32"
+
+    def compile_model(self, model: nn.Module) -> None:
+        raise DeviceError("XLA compiles every model by itself.", fix="Leave --torch-compile off.")
+
+    def make_optimizer(self, name: str, parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+        """One of torch_xla's sync-free optimizers: one operation a parameter, so that the host traces a step quickly.
+
+        Their state exists before the first step, since a state that is born in it would compile a second program.
+        """
+        from torch_xla.amp import syncfree
+
+        kind = getattr(syncfree, {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[name])
+        optimizer: torch.optim.Optimizer = kind(parameters, **options)
+        buffers = ("momentum_buffer",) if name == "sgd" else ("exp_avg", "exp_avg_sq")
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                state = {buffer: self.place(torch.zeros(parameter.shape)) for buffer in buffers}
+                if name != "sgd":
+                    state["max_exp_avg_sq"] = self.place(torch.empty(0))
+                optimizer.state[parameter] = {"step": self.place(torch.zeros(())), **state}
+        return optimizer
+
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._xm.optimizer_step(optimizer)
+        for group in optimizer.param_groups:
+            group["lr"], group["weight_decay"] = off_specials(group["lr"]), off_specials(group["weight_decay"])
+        # a constant of the program: no step is left out for overflow
+        found_inf = torch.zeros((), device=self.torch_device)
+        optimizer.step(found_inf=found_inf)  # type: ignore[call-overload]
 
     def flush(self) -> None:
         self._torch_xla.sync()
@@ -110,6 +241,12 @@ class XlaDevice:
         self._torch_xla.sync()
         self._xm.wait_device_ops()
 
+    def fetch(self, sums: Tensor) -> Fetch:
+        return XlaFetch(sums)
+
+    def to_host(self, value: Any) -> Any:
+        return self._xm._maybe_convert_to_cpu(value, convert=True)
+
     def compile_count(self) -> int:
         return int(self._metrics.counter_value("UncachedCompile") or 0)
 
@@ -117,5 +254,34 @@ class XlaDevice:
         data = self._metrics.metric_data("CompileTime")
         return float(data[1]) / 1e9 if data else 0.0
 
+    def host_fallbacks(self) -> dict[str, int]:
+        names = [name for name in self._metrics.counter_names() if name.startswith("aten::")]
+        return {name.removeprefix("aten::"): int(self._metrics.counter_value(name) or 0) for name in names}
+
+    def out_of_memory(self, error: BaseException) -> bool:
+        return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+    def release(self) -> None:
+        gc.collect()
+
     def close(self) -> None:
-        self.wait()
+        with XLA_LOCK:
+            self.wait()
+
+
+def off_specials(value: float) -> float:
+    """The value, or the float32 beside it where it is 0 or 1.
+
+    XLA's lowering bakes the numbers 0 and 1 into a program, so that a learning rate which reaches them would
+    compile it anew. 1.2e-38, in the place of 0, changes no weight above 1e-30.
+    """
+    if value == 0:
+        return torch.finfo(torch.float32).tiny
+    if value == 1:
+        return 1 + torch.finfo(torch.float32).eps
+    return value
+
+
+def _virtual_chips() -> int:
+    # so is the CPU runtime split up; torch_xla reads the same variable
+    return max(1, int(os.environ.get("CPU_NUM_DEVICES") or 1))
