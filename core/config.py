@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from core.errors import ConfigError
 
 Trainable = Literal["head", "last", "all"]
-DeviceKind = Literal["cpu", "cuda", "mps", "xla", "auto"]
+DeviceKind = Literal["cpu", "cuda", "mps", "xla", "tpu", "auto"]
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine", "step", "onecycle"]
 Precision = Literal["fp32", "bf16", "fp16", "auto"]
@@ -57,7 +57,9 @@ class RunConfig(BaseModel):
         description="head: the new classifier only; last: also the last stages; all: every layer.",
     )
     device: DeviceKind = Field(
-        "auto", title="Device", description="Where the steps run; auto takes the fastest kind that answers."
+        "auto",
+        title="Device",
+        description="Where the steps run; auto takes the fastest kind that answers; tpu is torch_tpu, experimental.",
     )
     precision: Precision = Field(
         "fp32",

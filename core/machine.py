@@ -32,7 +32,7 @@ def memory_gib() -> float:
 def environment() -> dict[str, Any]:
     """What can change a run's speed or numbers: versions, processor, threads, memory."""
     versions = {}
-    for package in ("torch", "torchvision", "torch_xla", "timm", "streamlit"):
+    for package in ("torch", "torchvision", "torch_xla", "torch_tpu", "libtpu", "timm", "streamlit"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

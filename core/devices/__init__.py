@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from core.devices.base import Device, DeviceInfo
 from core.devices.local import CpuDevice, CudaDevice, MpsDevice, cpu_info, cuda_info, mps_info
+from core.devices.torch_tpu import TorchTpuDevice, torch_tpu_info
 from core.devices.xla import XLA_LOCK, XlaDevice, xla_info
 from core.errors import DeviceError
 
 __all__ = ["Device", "DeviceInfo", "check_precision", "list_devices", "open_device", "resolve_kind"]
 
-_LOCAL: dict[str, Callable[[], Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "mps": MpsDevice}
+_LOCAL: dict[str, Callable[[], Device]] = {
+    "cpu": CpuDevice,
+    "cuda": CudaDevice,
+    "mps": MpsDevice,
+    "tpu": TorchTpuDevice,
+}
 
 
 def list_devices() -> list[DeviceInfo]:
-    """Every device kind, with the reason where it is not available; starts none of them."""
-    return [cpu_info(), cuda_info(), mps_info(), xla_info()]
+    """Every device kind, with the reason where it is not available; starts none of them.
+
+    The experimental kind tpu is among them only where torch_tpu is installed.
+    """
+    infos = [cpu_info(), cuda_info(), mps_info(), xla_info()]
+    return [*infos, torch_tpu_info()] if find_spec("torch_tpu") else infos
 
 
 def resolve_kind(kind: str) -> str:
@@ -31,6 +42,8 @@ def resolve_kind(kind: str) -> str:
         has_chip = infos["xla"].available and infos["xla"].name.startswith("TPU")
         ranking = [("cuda", infos["cuda"].available), ("xla", has_chip), ("mps", infos["mps"].available)]
         return next((name for name, usable in ranking if usable), "cpu")
+    if kind not in infos:
+        raise DeviceError("Device tpu is not available: torch_tpu is not installed.", fix="Choose device xla.")
     if not infos[kind].available:
         usable = ", ".join(info.kind for info in infos.values() if info.available)
         raise DeviceError(f"Device {kind} is not available: {infos[kind].reason}", fix=f"Choose one of {usable}.")

@@ -49,7 +49,7 @@ class Device(Protocol):
     """A place where steps run. All methods but `stage` are called from the thread that opened it.
 
     Attributes:
-        kind: cpu, cuda, mps or xla.
+        kind: cpu, cuda, mps, xla or tpu (through torch_tpu).
         runs_behind: calls return before the work is done.
         count: chips, cards or processes that share each batch.
         num_processes: of those, what runs in a process of its own and sees its part of a batch alone.

@@ -54,6 +54,11 @@ class TpuFound:
     nodes: tuple[str, ...] = ()
 
     @property
+    def has_two_devices_a_chip(self) -> bool:
+        """Whether XLA sees each chip as two devices."""
+        return self.kind in ("v2", "v3", "v7", "v2 or v3")
+
+    @property
     def name(self) -> str:
         """Such as "TPU v5e"."""
         return f"TPU {self.kind}".strip()

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from core.devices.base import DeviceInfo, Fetch
 from core.devices.batchnorm import unbias_running_variance
 from core.devices.fair_lock import FairLock
-from core.devices.tpu import find_tpu, trial_start
+from core.devices.tpu import find_tpu, library_problem, trial_start
 from core.errors import DeviceError
 from core.machine import cpu_name, memory_gib
 
@@ -37,12 +37,12 @@ class Runtime:
 
     Attributes:
         is_tpu: else it is XLA on the CPU.
-        chips: that share each batch, by SPMD where there are several.
+        devices: that share each batch, by SPMD where there are several: chips, or their halves.
         cache: folder of compiled programs that a later process finds again; "" where the runtime has none.
     """
 
     is_tpu: bool
-    chips: int
+    devices: int
     cache: str
 
 
@@ -73,10 +73,9 @@ def xla_info() -> DeviceInfo:
     tpu = find_tpu()
     if tpu is None:
         return DeviceInfo("xla", "TPU", False, "PJRT_DEVICE asks for a TPU, and none shows on this machine.")
-    name = f"TPU {tpu.kind}".strip()
     # what this very process holds is not in its way
-    problem = "" if _runtime else tpu.problem
-    return DeviceInfo("xla", name, not problem, problem, memory_gib=tpu.memory_gib_per_chip, count=tpu.chips)
+    problem = "" if _runtime else tpu.problem or library_problem()
+    return DeviceInfo("xla", tpu.name, not problem, problem, memory_gib=tpu.memory_gib_per_chip, count=tpu.chips)
 
 
 def initialise(home: Path | None = None) -> Runtime:
@@ -106,7 +105,9 @@ def initialise(home: Path | None = None) -> Runtime:
     import torch_xla.runtime as runtime
 
     # both must come before the first use
-    if info.count > 1:
+    tpu = find_tpu() if is_tpu else None
+    is_shared = info.count > 1 or (tpu is not None and tpu.has_two_devices_a_chip)
+    if is_shared:
         runtime.use_spmd()
     # the CPU's runtime writes such a cache and can't read it back
     cache = str(home / "cache" / "xla") if home and is_tpu else ""
@@ -120,7 +121,7 @@ def initialise(home: Path | None = None) -> Runtime:
         raise DeviceError(f"XLA's runtime did not start: {line}", fix="Choose another device.") from error
     if is_tpu and not found.startswith("TPU"):
         raise DeviceError(f"XLA took {found} in the place of the TPU.", fix="Restart, or choose another device.")
-    _runtime = Runtime(is_tpu, info.count, cache)
+    _runtime = Runtime(is_tpu, int(runtime.global_runtime_device_count()) if is_shared else 1, cache)
     return _runtime
 
 
@@ -153,8 +154,8 @@ class XlaDevice:
 
         self._torch_xla, self._xm, self._metrics = torch_xla, xm, metrics
         self.torch_device = torch.device(torch_xla.device())
-        self.count = self.runtime.chips
-        self.name = xla_info().name + (f", {self.count} chips" if self.count > 1 else "")
+        self.count = self.runtime.devices
+        self.name = xla_info().name + (f", {self.count} devices" if self.count > 1 else "")
         self.fast_precision: str | None = "bf16" if self.runtime.is_tpu else "fp32"
         self._mesh = self._one_axis_mesh() if self.count > 1 else None
 
