@@ -16,7 +16,7 @@ import typing
 from pathlib import Path
 from typing import Any, NoReturn
 
-from core.config import PRESETS, RunConfig, make_config
+from core.config import PRESETS, DeviceKind, RunConfig, make_config
 from core.errors import AppError, ConfigError
 
 _BAD_INPUT = ("ConfigError", "DataError", "ModelError", "DeviceError")
@@ -91,9 +91,20 @@ def _parser() -> _Parser:
     command("devices", _devices, "List the devices and why one is not available.")
     models = command("models", _models, "List the models.")
     models.add_argument("--search", default="", help="a part of the name")
+    sweep = command("sweep-models", _sweep_models, "Train two steps of a small model of each family and compare.")
+    sweep.add_argument("--device", required=True, choices=["cpu", "cuda", "mps", "xla"], help="compared with the CPU")
+    sweep.add_argument("--search", default="", help="a part of the family's name, as timm/resnet")
+    sweep.add_argument("--out", type=Path, help="a Markdown file for the table; a .json is put beside it")
+    sweep.add_argument("--resume", action="store_true", help="go on where the .json beside --out ends")
+    sweep.add_argument("--limit-s", type=float, default=600.0, help="seconds that a family may take")
     command("runs", _runs, "List all runs, newest first.")
     run = command("run", _run, "Print one run.")
     run.add_argument("run_id")
+    predict = command("predict", _predict, "Say what a run's best checkpoint sees in pictures.")
+    predict.add_argument("run_id")
+    predict.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    predict.add_argument("--device", default="auto", choices=list(typing.get_args(DeviceKind)), help="where it runs")
+    predict.add_argument("--top", type=int, default=5, help="classes to name for each picture")
     export = command("export", _export, "Print a run's epochs and steps.")
     export.add_argument("run_id")
     export.add_argument("--to", choices=["csv", "json"], default="csv")
@@ -265,6 +276,28 @@ def _models(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _sweep_models(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from core.devices import resolve_kind
+    from core.sweep import summary, sweep, table
+
+    if arguments.resume and not arguments.out:
+        raise ConfigError("--resume needs the file to go on with.", fix="Give --out FILE.md.")
+    trials = sweep(
+        resolve_kind(arguments.device),
+        search=arguments.search,
+        report=arguments.out,
+        resume=arguments.resume,
+        limit_s=arguments.limit_s,
+        tell=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    if not trials:
+        raise ConfigError(f"No family's name contains '{arguments.search}'.", fix="See python -m core models.")
+    _print(arguments, {"trials": [asdict(trial) for trial in trials]}, [*summary(trials), "", *table(trials)])
+    return 0 if all(trial.trains or trial.cpu_error for trial in trials) else 1
+
+
 def _runs(arguments: argparse.Namespace) -> int:
     from core.analysis.summary import list_rows
 
@@ -279,6 +312,28 @@ def _run(arguments: argparse.Namespace) -> int:
 
     summary = summarise(_store(arguments), arguments.run_id)
     _print(arguments, summary, _run_lines(summary))
+    return 0
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from core.devices import open_device
+    from core.predict import Predictor
+
+    store = _store(arguments)
+    folder = store.run_folder(store.get_run(arguments.run_id).run_id)
+    device = open_device(arguments.device)
+    try:
+        found = Predictor(folder / "best.safetensors", device).predict(arguments.files, arguments.top)
+    finally:
+        device.close()
+    lines = [
+        f"{seen.file}: " + ", ".join(f"{name} {percent:.1f} %" for name, percent in seen.classes) for seen in found
+    ]
+    predictions = [
+        {"file": seen.file, "classes": [{"name": name, "percent": percent} for name, percent in seen.classes]}
+        for seen in found
+    ]
+    _print(arguments, {"predictions": predictions}, lines)
     return 0
 
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from core.devices.scalars import apart
+
 FIRST_STEPS = 10
+EMA_PLACE = 1001
+"""Beyond those of any optimizer's numbers."""
 
 
 class Ema:
@@ -33,7 +37,7 @@ class Ema:
 
     def update(self, step: int) -> None:
         """Move towards the model's present weights; `step` counts from 1."""
-        weight = 1 - min(self._decay, (1 + step) / (FIRST_STEPS + step))
+        weight = apart(1 - min(self._decay, (1 + step) / (FIRST_STEPS + step)), EMA_PLACE)
         with torch.no_grad():
             for mine, latest in self._pairs:
                 if mine.is_floating_point():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from core.compiles import Shapes
 from core.config import RunConfig
@@ -68,7 +70,8 @@ class Task:
         if self.config.accumulate > 1:
             # gradients that are there before the first part, so that all parts are one program of XLA
             for parameter in self.trained():
-                parameter.grad = place(torch.zeros(parameter.shape))
+                # laid out in memory as the weights are, which torch's fused optimizers rely upon
+                parameter.grad = place(torch.zeros_like(parameter, device="cpu"))
 
     def trained(self) -> list[nn.Parameter]:
         """The parameters that are trained."""
@@ -134,11 +137,10 @@ def train_step(task: Task, parts: list[Part], lr: float, step: int, sums: Sums) 
     if is_whole:
         optimizer.zero_grad(set_to_none=True)
     for part in parts:
-        logits = _training_logits(task, part)
-        loss = mixed_loss(
-            logits, part.labels, part.mix, weight=task.class_weights, label_smoothing=task.config.label_smoothing
-        )
-        task.scaler.scale(loss if is_whole else loss * part.weight).backward()
+        with _exchange(task.model, is_due=part is parts[-1]):
+            logits = _training_logits(task, part)
+            loss = _training_loss(task, part, logits)
+            task.scaler.scale(loss if is_whole else loss * part.weight).backward()
         sums.add(loss * part.labels.shape[0], logits.detach(), part.labels, part.num_images)
         if not is_whole:
             task.device.flush()
@@ -160,6 +162,25 @@ def _update(task: Task) -> None:
         scaler.update()
     else:
         task.device.optimizer_step(optimizer)
+
+
+def _exchange(model: nn.Module, *, is_due: bool) -> AbstractContextManager[None]:
+    """A forward and backward after which processes that share a batch have exchanged gradients, or not yet."""
+    if is_due or not isinstance(model, DistributedDataParallel):
+        return nullcontext()
+    unsynced: AbstractContextManager[None] = model.no_sync()
+    return unsynced
+
+
+def _training_loss(task: Task, part: Part, logits: Tensor) -> Tensor:
+    """The loss of this process's rows, such that its mean over processes is the loss of the whole part."""
+    weights, device = task.class_weights, task.device
+    loss = mixed_loss(logits, part.labels, part.mix, weight=weights, label_smoothing=task.config.label_smoothing)
+    if weights is None or device.num_processes == 1:
+        return loss
+    # it is a mean over the weights of these rows, which differ from process to process
+    own = weights[part.labels].sum()
+    return loss * (own * device.num_processes / device.add_up(own))
 
 
 def _training_logits(task: Task, part: Part) -> Tensor:

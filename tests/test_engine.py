@@ -2,133 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from core.config import make_config
-from core.data.augment import Mix, Recipe, augment_pixels
+from core.data.augment import Mix, Recipe
 from core.data.loader import PADDING_LABEL
 from core.data.sampling import class_weights
-from core.devices import open_device
-from core.compiles import CompileWatch
-from core.engine import evaluate, fit
 from core.errors import TrainingError
 from core.events import EpochEnded, StepLogged
 from core.metrics import top_k_correct
-from core.optim import build_optimizer
 from core.task import Task, mix_images, mixed_loss
-from core.timing import PhaseTimer
-
-
-class TickClock:
-    """Each look at the clock moves it by one second."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        self.now += 1.0
-        return self.now
-
-
-@dataclass
-class FixedBatch:
-    images: torch.Tensor
-    labels: torch.Tensor
-    num_real: int
-    mix: Mix | None = None
-
-
-class FixedLoader:
-    def __init__(self, images: torch.Tensor, labels: torch.Tensor, size: int):
-        self.batches = []
-        for start in range(0, len(images), size):
-            part, names = images[start : start + size], labels[start : start + size]
-            pad = size - len(part)
-            self.batches.append(
-                FixedBatch(
-                    torch.cat([part, part[:1].expand(pad, -1, -1, -1)]),
-                    torch.cat([names, torch.full((pad,), PADDING_LABEL)]),
-                    len(part),
-                )
-            )
-
-    @property
-    def num_batches(self) -> int:
-        return len(self.batches)
-
-    def epoch(self, number: int):
-        yield from self.batches
-
-
-class AugmentedLoader(FixedLoader):
-    """The same batches, put through a recipe that draws anew in each epoch."""
-
-    def __init__(self, loader: FixedLoader, recipe: Recipe):
-        self.batches, self.recipe = loader.batches, recipe
-
-    def epoch(self, number: int):
-        generator = np.random.default_rng(number)
-        for batch in self.batches:
-            images, mix = augment_pixels(batch.images, self.recipe, generator, (128, 128, 128))
-            yield FixedBatch(images, batch.labels, batch.num_real, mix)
-
-
-class NoWishes:
-    def should_stop(self) -> bool:
-        return False
-
-
-class StopAfter:
-    def __init__(self, looks: int):
-        self.looks = looks
-
-    def should_stop(self) -> bool:
-        self.looks -= 1
-        return self.looks < 0
-
-
-def make_task(device_kind: str = "cpu", saved: list | None = None, num_val: int = 9, **changes) -> Task:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randint(0, 256, (12, 3, 8, 8), dtype=torch.uint8, generator=generator)
-    labels = torch.arange(12) % 6
-    config = make_config(epochs=2, batch_size=4, log_every=1, schedule="constant", **changes)
-    torch.manual_seed(0)
-    device = open_device(device_kind)
-    model = device.place_model(
-        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6))
-    )
-    return Task(
-        config=config,
-        device=device,
-        model=model,
-        optimizer=build_optimizer(config, model.parameters(), device),
-        train=FixedLoader(images, labels, 4),
-        val=FixedLoader(images[:num_val], labels[:num_val], 4),
-        mean=(0.5, 0.5, 0.5),
-        std=(0.5, 0.5, 0.5),
-        num_classes=6,
-        save=lambda which, epoch: (saved if saved is not None else []).append((which, epoch)),
-        set_train_mode=lambda module: module.train(),
-    )
-
-
-def run(task: Task, control=None, clock=None):
-    events = []
-    state, phases = fit(task, emit=events.append, control=control or NoWishes(), clock=clock or TickClock())
-    return state, phases, events
-
-
-def validate(task: Task):
-    return evaluate(task, PhaseTimer(TickClock()), CompileWatch(task.device, lambda event: None))
-
-
-def losses(events) -> list[float]:
-    return [event.loss for event in events if isinstance(event, StepLogged)]
+from tests.tiny import AugmentedLoader, StopAfter, losses, make_task, run, validate
 
 
 def test_the_same_seed_gives_the_same_losses():
@@ -165,7 +51,7 @@ def test_the_model_is_in_training_mode_again_after_validation():
 def test_a_loss_that_is_not_finite_ends_the_run_with_its_step():
     task = make_task()
     with torch.no_grad():
-        task.model[4].bias.fill_(float("nan"))
+        task.model[5].bias.fill_(float("nan"))
     with pytest.raises(TrainingError, match=r"nan at step 1 \(epoch 1\)"):
         run(task)
 

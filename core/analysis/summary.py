@@ -40,7 +40,7 @@ CSV_COLUMNS = (
     "compiles",
     *Phases.__dataclass_fields__,
 )
-_SUMMARY_KINDS = ("RunPrepared", "EpochEnded", "RunEnded")
+_SUMMARY_KINDS = ("RunPrepared", "ProgramCompiled", "HostFallback", "EpochEnded", "RunEnded")
 
 
 def summarise(store: Store, run_id: str) -> dict[str, Any]:
@@ -74,6 +74,11 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
         "total_s": _total_s(record, events),
         "phases": asdict(phases),
         "compile": {"count": count, "seconds": compile_s},
+        "is_warm": ended["is_warm"] if ended and "is_warm" in ended else None,
+        "programs": [event.payload for event in events if event.kind == "ProgramCompiled"],
+        "host_fallbacks": sorted(
+            {op for event in events if event.kind == "HostFallback" for op in event.payload["ops"]}
+        ),
         "num_train": prepared.get("num_train"),
         "num_val": prepared.get("num_val"),
         "classes": prepared.get("classes", []),
@@ -158,6 +163,10 @@ def _epochs(events: list[StoredEvent]) -> list[dict[str, Any]]:
     """An epoch that was trained again after a resume counts once, as trained last."""
     epochs = {event.payload["epoch"]: event.payload for event in events if event.kind == "EpochEnded"}
     return [{key: epochs[number].get(key) for key in EPOCH_KEYS} for number in sorted(epochs)]
+
+
+def _fallbacks(events: list[StoredEvent]) -> list[str]:
+    return sorted({op for event in events if event.kind == "HostFallback" for op in event.payload["ops"]})
 
 
 def _best(epochs: list[dict[str, Any]]) -> dict[str, Any] | None:

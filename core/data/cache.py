@@ -208,6 +208,11 @@ class PackedImages:
             )
             self._filler.start()
 
+    def settle(self) -> None:
+        """Wait until what `fill` began is done, so that another process finds it."""
+        if self._filler is not None:
+            self._filler.join()
+
     def pixels(self, number: int) -> NDArray[np.void] | None:
         """A picture as (height, width) items of three bytes, read-only; None where its file is lost.
 

@@ -229,8 +229,12 @@ def _centre(picture: Pixels, size: int) -> Pixels:
     return picture[top : top + size, left : left + size]
 
 
-def num_workers(wanted: int, device_kind: str) -> int:
-    """Threads that prepare batches: as wanted, else one beside a CPU that trains, and more beside another device."""
+def num_workers(wanted: int, device_kind: str, processes: int = 1) -> int:
+    """Threads that prepare batches: as wanted, else one beside a CPU that trains, and more beside another device.
+
+    Args:
+        processes: that share this machine's cores, each with as many threads.
+    """
     if wanted:
         return wanted
-    return 1 if device_kind == "cpu" else min(MAX_WORKERS, max(1, (os.cpu_count() or 1) - 1))
+    return 1 if device_kind == "cpu" else min(MAX_WORKERS, max(1, (os.cpu_count() or 1) // processes - 1))

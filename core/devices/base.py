@@ -70,6 +70,9 @@ class Device(Protocol):
     def place_model(self, model: nn.Module) -> nn.Module:
         """Move the model, in the memory format that is fastest here; called once, before the optimizer is made."""
 
+    def share_model(self, model: nn.Module) -> nn.Module:
+        """What to call in training in the place of a placed model: its gradients are means over all processes."""
+
     def place(self, tensor: Tensor) -> Tensor:
         """Move a tensor that all chips need whole."""
 
@@ -103,6 +106,9 @@ class Device(Protocol):
 
     def wait(self) -> None:
         """Block until all work that was sent is done."""
+
+    def add_up(self, value: Tensor) -> Tensor:
+        """The sum over the processes that share each batch, in each of them; `value` is as it was."""
 
     def fetch(self, sums: Tensor) -> Fetch:
         """Start bringing a few figures, added up over the processes that share a batch, to the host."""

@@ -9,8 +9,8 @@ import gc
 import importlib.metadata
 import logging
 import os
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from core.devices.base import DeviceInfo, Fetch
 from core.devices.batchnorm import unbias_running_variance
 from core.devices.fair_lock import FairLock
+from core.devices.scalars import apart
 from core.devices.tpu import find_tpu, library_problem, trial_start
 from core.errors import DeviceError
 from core.machine import cpu_name, memory_gib
@@ -173,6 +174,9 @@ class XlaDevice:
         unbias_running_variance(placed)
         return placed
 
+    def share_model(self, model: nn.Module) -> nn.Module:
+        return model
+
     def place(self, tensor: Tensor) -> Tensor:
         # not .to(): a 0-d tensor of 0 or 1 would become a constant, and compile anew once it has changed
         return self._send(tensor.detach(), None)
@@ -229,11 +233,15 @@ class XlaDevice:
         return optimizer
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        for group in optimizer.param_groups:
-            group["lr"], group["weight_decay"] = off_specials(group["lr"]), off_specials(group["weight_decay"])
+        groups = optimizer.param_groups
+        asked = [(group["lr"], group["weight_decay"]) for group in groups]
+        for index, (group, (lr, weight_decay)) in enumerate(zip(groups, asked, strict=True)):
+            group["lr"], group["weight_decay"] = apart(lr, 2 * index + 1), apart(weight_decay, 2 * index + 2)
         # a constant of the program: no step is left out for overflow
         found_inf = torch.zeros((), device=self.torch_device)
         optimizer.step(found_inf=found_inf)  # type: ignore[call-overload]
+        for group, (lr, weight_decay) in zip(groups, asked, strict=True):
+            group["lr"], group["weight_decay"] = lr, weight_decay
 
     def flush(self) -> None:
         self._torch_xla.sync()
@@ -241,6 +249,9 @@ class XlaDevice:
     def wait(self) -> None:
         self._torch_xla.sync()
         self._xm.wait_device_ops()
+
+    def add_up(self, value: Tensor) -> Tensor:
+        return value
 
     def fetch(self, sums: Tensor) -> Fetch:
         return XlaFetch(sums)
@@ -259,6 +270,15 @@ class XlaDevice:
         names = [name for name in self._metrics.counter_names() if name.startswith("aten::")]
         return {name.removeprefix("aten::"): int(self._metrics.counter_value(name) or 0) for name in names}
 
+    @contextmanager
+    def keep_random_state(self) -> Iterator[None]:
+        """XLA's random numbers go on afterwards as if none had been drawn within."""
+        state = self._xm.get_rng_state()
+        try:
+            yield
+        finally:
+            self._xm.set_rng_state(state)
+
     def out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
 
@@ -268,19 +288,6 @@ class XlaDevice:
     def close(self) -> None:
         with XLA_LOCK:
             self.wait()
-
-
-def off_specials(value: float) -> float:
-    """The value, or the float32 beside it where it is 0 or 1.
-
-    XLA's lowering bakes the numbers 0 and 1 into a program, so that a learning rate which reaches them would
-    compile it anew. 1.2e-38, in the place of 0, changes no weight above 1e-30.
-    """
-    if value == 0:
-        return torch.finfo(torch.float32).tiny
-    if value == 1:
-        return 1 + torch.finfo(torch.float32).eps
-    return value
 
 
 def _virtual_chips() -> int:

@@ -97,6 +97,26 @@ def count_params(name: str) -> int | None:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+@lru_cache(maxsize=1)
+def families() -> dict[str, tuple[str, ...]]:
+    """The models by family: the library's module that builds them, as `timm/resnet`, sorted.
+
+    The models are named as `resolve` takes them. Those that timm keeps for its own tests are left out.
+    """
+    import timm
+    import torchvision
+
+    found: dict[str, list[str]] = {}
+    for module in timm.list_modules():
+        for bare in timm.list_models(module=module):
+            if not bare.startswith("test_"):
+                found.setdefault(f"timm/{module}", []).append(f"timm/{bare}")
+    for bare in _names("torchvision"):
+        module = torchvision.models.get_model_builder(bare).__module__.rpartition(".")[2]
+        found.setdefault(f"torchvision/{module}", []).append(f"torchvision/{bare}")
+    return {name: tuple(models) for name, models in sorted(found.items())}
+
+
 def timm_config(bare_name: str) -> Any:
     """timm's `PretrainedCfg` of a model; None where it has none."""
     from timm.models import get_pretrained_cfg
