@@ -38,6 +38,7 @@ from core.data.cache import Fit, PackedImages
 from core.data.loader import Batch, BatchLoader
 from core.data.scan import scan
 from core.data.sources import open_source
+from core.devices.local import CpuDevice
 from core.engine import fit
 from core.events import EpochEnded, Event
 from core.setup import prepare
@@ -162,7 +163,10 @@ def measure_limit(folder: Path, home: Path) -> dict[str, object]:
     with ExitStack() as resources:
         run = home / "run"
         run.mkdir(parents=True)
-        task = prepare(config, device_kind="cpu", home=home, folder=run, emit=lambda event: None, resources=resources)
+        prepared = prepare(
+            config, open_it=CpuDevice, home=home, folder=run, emit=lambda event: None, resources=resources
+        )
+        task = prepared.task
         task.save = lambda which, epoch: None
         packed, validation = task.train, task.val
         batch = next(iter(packed.epoch(1)))

@@ -187,6 +187,11 @@ def progress_in_words(what: str, done: int, total: int) -> str:
     return f"{what}: {done:,}{f' of {total:,}' if total else ''}"
 
 
+def recompile_in_words(event: ProgramCompiled) -> str:
+    """ "step 12 (training) compiled anew, 3.1 s: the shape of images changed from ... to ..." """
+    return f"step {event.step} ({event.phase}) compiled anew, {event.seconds:.1f} s: {event.cause}"
+
+
 def kind_of(event: Event) -> str:
     """The event's name in the store."""
     return type(event).__name__

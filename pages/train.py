@@ -40,7 +40,7 @@ def draw_form(problems: dict[str, str]) -> None:
             st.caption(words)
         st.page_link("../pages/data.py", label="Look at these data", icon=":material/photo_library:")
         forms.field("val_percent", problems)
-        for title in forms.SECTIONS:
+        for title in ("Augmentation", "Classes and feeding"):
             forms.section(title, problems)
     with st.container(border=True):
         st.subheader("Model", anchor=False)
@@ -61,6 +61,7 @@ def draw_form(problems: dict[str, str]) -> None:
             forms.field("precision", problems)
         with columns[1]:
             forms.field("threads", problems)
+        forms.section("Speed and memory", problems)
     with st.container(border=True):
         st.subheader("Hyperparameters", anchor=False)
         draw_hyperparameters(problems)
@@ -81,6 +82,7 @@ def draw_hyperparameters(problems: dict[str, str]) -> None:
         for index, name in enumerate(group):
             with columns[index % 2 if len(group) > 1 else 0]:
                 forms.field(name, problems)
+    forms.section("Steadier training", problems)
 
 
 def draw_start(values: dict[str, Any], problems: dict[str, str]) -> None:

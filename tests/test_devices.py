@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -96,3 +98,50 @@ def test_a_silent_precision_switch_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XLA_USE_BF16", "1")
     info = xla_info()
     assert not info.available and "XLA_USE_BF16" in info.reason
+
+
+class Curved(nn.Module):
+    """Something for a compiler to translate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(inputs)) * 2
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on the CPU")
+def test_a_translated_model_computes_the_same_and_its_compiling_is_counted():
+    device, model = CpuDevice(), Curved()
+    inputs = torch.rand(3, 4)
+    expected, names = model(inputs), list(model.state_dict())
+    device.compile_model(model)
+    torch.testing.assert_close(model(inputs), expected)
+    assert device.compile_count() >= 1 and device.compile_seconds() > 0
+    assert list(model.state_dict()) == names
+    device.close()
+
+
+@pytest.mark.xla
+def test_xla_refuses_torch_compile_in_one_line():
+    device = open_device("xla")
+    with pytest.raises(DeviceError, match="XLA compiles every model by itself"):
+        device.compile_model(Curved())
+    device.close()
+
+
+def test_choosing_how_products_are_computed_is_undone_when_the_device_closes():
+    # no GPU is here, but its settings are
+    from core.devices.local import CudaDevice
+
+    device = CudaDevice.__new__(CudaDevice)
+    device._undo = []
+    before = torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision
+    assert device.set_matmul_precision("high") == "TF32"
+    assert torch.backends.cuda.matmul.fp32_precision == torch.backends.cudnn.conv.fp32_precision == "tf32"
+    assert device.set_matmul_precision("highest") == "fp32"
+    assert torch.backends.cuda.matmul.fp32_precision == torch.backends.cudnn.conv.fp32_precision == "ieee"
+    while device._undo:
+        device._undo.pop()()
+    assert (torch.backends.cuda.matmul.fp32_precision, torch.backends.cudnn.conv.fp32_precision) == before

@@ -11,9 +11,12 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from core.config import make_config
-from core.events import EpochEnded, Phases, RunEnded, RunPrepared, StepLogged
+from core.devices.base import DeviceInfo
+from core.events import EpochEnded, HostFallback, Phases, ProgramCompiled, RunEnded, RunPrepared, StepLogged
 from core.store import Store
+from core.worker import Pulse
 from ui import registry
+from ui.forms import device_caption
 
 MAIN = str(Path(__file__).resolve().parents[1] / "ui" / "main.py")
 
@@ -104,6 +107,55 @@ def test_a_preset_sets_the_form_and_reset_goes_back_to_it(store):
     app.run()
     button(app, "Reset 1 changed field").click().run()
     assert app.session_state["form_lr"] == 3e-3
+
+
+def test_a_batch_that_devices_cannot_share_keeps_start_shut(store):
+    app = open_page("train")
+    app.session_state["form_num_devices"] = 3
+    app.run()
+    assert button(app, "Start").disabled
+    assert any("A batch of 32 can't be shared evenly by 3 devices" in item.value for item in app.markdown)
+
+
+def test_several_chips_are_told_with_the_memory_of_each():
+    info = DeviceInfo("xla", "TPU v5e", True, memory_gib=16.0, count=8, note="Experimental.")
+    assert device_caption(info) == "8 x TPU v5e · 16 GiB each · Experimental."
+    assert device_caption(DeviceInfo("cuda", "NVIDIA GPU", False, "No NVIDIA GPU answers here.")).startswith(
+        "No NVIDIA"
+    )
+
+
+def compiled_run(store: Store) -> str:
+    run_id = store.create_run(make_config("quick", device="xla"))
+    store.claim(run_id, "xla")
+    late = ProgramCompiled("training", 7, 1, 1, 3.0, "the shape of images changed from 4 x 3 x 8 x 8 to 2 x 3 x 8 x 8")
+    events = [ProgramCompiled("training", 1, 1, 1, 5.0), HostFallback(["im2col"]), late]
+    with Pulse(store, run_id, 3, lambda event: None) as pulse:
+        for event in events:
+            pulse.emit(event)
+    return run_id
+
+
+def test_what_was_compiled_and_why_is_told_live(store):
+    compiled_run(store)
+    app = open_page("live")
+    assert "Compiled 2 programs in 8.0 s" in [item.value for item in app.caption]
+    warnings = " ".join(item.value for item in app.warning)
+    assert "Step 7 (training) compiled anew, 3.0 s: the shape of images changed" in warnings
+    assert "im2col" in warnings
+
+
+def test_a_runs_page_lists_its_programs_with_their_causes(store):
+    run_id = compiled_run(store)
+    store.append_events(
+        run_id, [(time.time(), RunEnded("finished", 9.0, Phases(compute_s=9.0), 2, 8.0, is_warm=False))]
+    )
+    store.end_run(run_id, "finished")
+    app = open_page("runs", run=run_id)
+    told = [frame.value for frame in app.dataframe if "Cause" in frame.value.columns]
+    assert [next(iter(frame["Cause"])) for frame in told] == ["the first of its kind"]
+    assert any(item.value.startswith("Cold: ") for item in app.caption)
+    assert any("Left to the host in every step: im2col" in item.value for item in app.caption)
 
 
 def test_only_the_chosen_optimizers_fields_are_shown(store):

@@ -230,6 +230,16 @@ def test_a_prediction_during_an_xla_run_is_right_and_leaves_the_run_as_it_is(sto
     assert both[0] == both[1]
 
 
+def test_each_precision_of_products_has_programs_of_its_own():
+    compiled = []
+    for name in ("default", "highest", "high", "highest", "default"):
+        task = make_task("xla", width=29)
+        task.device.set_matmul_precision(name)
+        compiled.append(step_with(task, task.train.batches[0], 1e-3, 1))
+        task.device.set_matmul_precision("default")
+    assert compiled == [1, 1, 1, 0, 0]
+
+
 SEVERAL = """
 import json, sys, torch
 from tests.tiny import losses, make_task, run

@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 import streamlit as st
 
 from core.config import PRESET_TITLES, PRESETS, RunConfig
+from core.devices.base import DeviceInfo
 from core.errors import AppError
 from core.schedule import lr_at
 from core.store import Store
@@ -42,6 +43,8 @@ SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mixup", "cutmix"),
     ),
     "Classes and feeding": (("sampling", "class_weights"), ("val_duplicates", "workers")),
+    "Speed and memory": (("matmul_precision",), ("torch_compile",), ("accumulate", "num_devices")),
+    "Steadier training": (("clip_grad_norm", "ema_decay"),),
 }
 """The folded parts of the form, by title: rows of fields that stand side by side."""
 SHOWN_WHERE = {
@@ -71,6 +74,12 @@ CHOICE_WORDS = {
     "balanced": "Balanced",
     "keep": "Keep",
     "drop": "Leave out",
+    "auto": "Fastest",
+    "default": "Default",
+    "high": "High",
+    "highest": "Highest",
+    "off": "Off",
+    "on": "On",
 }
 WEIGHTS_WORDS = {
     "at hand": "weights at hand",
@@ -85,6 +94,8 @@ FLOAT_STEPS = {
     "warmup_epochs": 0.5,
     "crop_scale_min": 0.05,
     "random_erasing": 0.05,
+    "clip_grad_norm": 0.5,
+    "ema_decay": 0.001,
 }
 PREVIEW_STEPS_PER_EPOCH = 50
 PREVIEW_POINTS = 400
@@ -271,9 +282,16 @@ def device_cards() -> None:
     with st.container(horizontal=True, gap="small"):
         _card("auto", "Automatic", f"Takes {resolve_kind('auto')} here", True, chosen)
         for info in infos:
-            memory = f"{info.memory_gib:.0f} GiB" if info.memory_gib else ""
-            words = " · ".join(part for part in (info.name, memory) if part) if info.available else info.reason
-            _card(info.kind, info.kind.upper(), words, info.available, chosen)
+            _card(info.kind, info.kind.upper(), device_caption(info), info.available, chosen)
+
+
+def device_caption(info: DeviceInfo) -> str:
+    """Name, number, memory and what is worth knowing of a device kind, or why it is not available."""
+    if not info.available:
+        return info.reason
+    memory = f"{info.memory_gib:.0f} GiB{' each' if info.count > 1 else ''}" if info.memory_gib else ""
+    name = f"{info.count} x {info.name}" if info.count > 1 else info.name
+    return " · ".join(part for part in (name, memory, info.note) if part)
 
 
 def _card(kind: str, title: str, words: str, is_available: bool, chosen: str) -> None:
@@ -310,8 +328,15 @@ def data_caption(spec: str) -> str:
 def device_problem(config: RunConfig) -> str:
     """Why the config's device can't run it; "" where it can."""
     from core.devices import check_precision, resolve_kind
+    from core.devices.ranks import count_processes
+    from core.setup import check_batch
 
-    return _problem(lambda: check_precision(resolve_kind(config.device), config.precision))
+    def check() -> None:
+        kind = resolve_kind(config.device)
+        check_precision(kind, config.precision)
+        check_batch(config, count_processes(kind, config.num_devices))
+
+    return _problem(check)
 
 
 def _problem(check: Callable[[], object]) -> str:

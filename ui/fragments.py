@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import streamlit as st
 
@@ -30,6 +31,7 @@ def show_status(run_id: str, drawn_state: str) -> None:
         _stop_button(right, run_id)
         st.progress(min(max(float(record.phase.get("progress") or 0.0), 0.0), 1.0))
     _figures(record)
+    _compiling(record.phase)
     if record.state == "failed":
         _failure(run_id)
     elif record.state == "interrupted":
@@ -83,6 +85,22 @@ def _figures(record: RunRecord) -> None:
     else:
         throughput = series.last("throughput")
         columns[3].metric("Images/s", "–" if throughput is None else f"{throughput:,.1f}")
+
+
+def _compiling(phase: dict[str, Any]) -> None:
+    """Programs compiled so far, and what should not have been: a program late in the run, work left to the host."""
+    if count := phase.get("compile_count"):
+        programs = f"{count} program{'s' if count > 1 else ''}"
+        st.caption(f"Compiled {programs} in {seconds_in_words(phase.get('compile_s'))}")
+    if phase.get("recompiled"):
+        words = str(phase["recompiled"])
+        st.warning(f"{words[:1].upper()}{words[1:]}.", icon=":material/build:")
+    if ops := phase.get("fallbacks"):
+        st.warning(
+            f"This device has no form of its own for {', '.join(ops)} of this model: the host computes it in every "
+            "step, which is slow. The figures are right all the same.",
+            icon=":material/speed:",
+        )
 
 
 def _failure(run_id: str) -> None:

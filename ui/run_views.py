@@ -41,6 +41,15 @@ EPOCH_TITLES = {
 }
 
 
+PROGRAM_TITLES = {
+    "step": "Step",
+    "phase": "In",
+    "count": "Programs",
+    "seconds": "Seconds",
+    "cause": "Cause",
+}
+
+
 def runs_table(rows: list[dict[str, Any]]) -> list[str]:
     """Draw the table; returns the ids of the selected runs."""
     frame = pd.DataFrame(
@@ -135,8 +144,25 @@ def _phases(summary: dict[str, Any]) -> None:
     st.plotly_chart(figure, key=f"phases_{summary['run_id']}", config={"displayModeBar": False})
     rows = [(name, round(seconds, 2), round(100 * seconds / total, 1)) for name, seconds in phases.items()]
     st.dataframe(pd.DataFrame(rows, columns=["Phase", "Seconds", "Percent"]), hide_index=True)
-    compiled = summary["compile"]
-    st.caption(f"{compiled['count']} compiles, {seconds_in_words(compiled['seconds'])}")
+    _programs(summary)
+
+
+def _programs(summary: dict[str, Any]) -> None:
+    """What was compiled, when and why, and whether the run began warm."""
+    if summary["is_warm"] is not None:
+        words = "Warm: nothing was compiled and no image packed." if summary["is_warm"] else (
+            "Cold: programs were compiled or images packed, which the next run of this kind need not do again "
+            "in the same process."
+        )  # fmt: skip
+        st.caption(words)
+    if summary["host_fallbacks"]:
+        st.caption(f"Left to the host in every step: {', '.join(summary['host_fallbacks'])}.")
+    if summary["programs"]:
+        frame = pd.DataFrame(summary["programs"])[list(PROGRAM_TITLES)].rename(columns=PROGRAM_TITLES)
+        frame["Cause"] = frame["Cause"].replace("", "the first of its kind")
+        st.dataframe(frame.round(2), hide_index=True)
+    else:
+        st.caption("No program was compiled.")
 
 
 def _data(summary: dict[str, Any]) -> None:

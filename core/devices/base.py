@@ -128,6 +128,9 @@ class Device(Protocol):
     def out_of_memory(self, error: BaseException) -> bool:
         """Whether this error says that the device's memory is full."""
 
+    def facts(self) -> dict[str, Any]:
+        """What of it can change a run's speed or numbers, for the run's record: plain JSON values by name."""
+
     def release(self) -> None:
         """Give back memory that nothing uses any more."""
 

@@ -135,6 +135,9 @@ class LocalDevice:
             isinstance(error, RuntimeError) and any(part in str(error) for part in words)
         )
 
+    def facts(self) -> dict[str, Any]:
+        return {}
+
     def release(self) -> None:
         gc.collect()
 

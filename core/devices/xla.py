@@ -158,6 +158,7 @@ class XlaDevice:
         self.count = self.runtime.devices
         self.name = xla_info().name + (f", {self.count} devices" if self.count > 1 else "")
         self.fast_precision: str | None = "bf16" if self.runtime.is_tpu else "fp32"
+        self._marks = 0
         self._mesh = self._one_axis_mesh() if self.count > 1 else None
 
     def _one_axis_mesh(self) -> Any:
@@ -185,7 +186,10 @@ class XlaDevice:
         return tensor
 
     def place_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        return self._send(images, self._split(images)), self._send(labels, self._split(labels))
+        placed = self._send(images, self._split(images))
+        for _ in range(self._marks):
+            placed = placed.unsqueeze(0).squeeze(0)
+        return placed, self._send(labels, self._split(labels))
 
     def _send(self, tensor: Tensor, sharding: Any) -> Tensor:
         sent: Any = self._xm.send_cpu_data_to_device([tensor], self.torch_device, sharding)
@@ -206,9 +210,11 @@ class XlaDevice:
         from torch_xla import backends
 
         if backends.get_mat_mul_precision() != name:
-            # it warns of every change; a process's programs are told apart by it all the same
+            # it warns of every change, since a program that was compiled before would be used again as it is
             logging.getLogger("torch_xla.backends").setLevel(logging.ERROR)
             backends.set_mat_mul_precision(name)
+        # so each precision gets programs of its own: an operation that does nothing is part of what tells them apart
+        self._marks = list(MATMUL_ON_TPU).index(name)
         return MATMUL_ON_TPU[name] if self.runtime.is_tpu else "fp32"
 
     def compile_model(self, model: nn.Module) -> None:
@@ -281,6 +287,12 @@ class XlaDevice:
 
     def out_of_memory(self, error: BaseException) -> bool:
         return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+
+    def facts(self) -> dict[str, Any]:
+        programs = "kept for later processes" if self.runtime.cache else "of this process alone"
+        if not self.runtime.is_tpu:
+            programs += ": XLA on the CPU can't read back what it would keep"
+        return {"xla_runtime": "TPU" if self.runtime.is_tpu else "CPU", "compiled_programs": programs}
 
     def release(self) -> None:
         gc.collect()
