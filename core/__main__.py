@@ -149,12 +149,15 @@ def _train(arguments: argparse.Namespace) -> int:
     from core.analysis.summary import summarise
     from core.data.sources import locate
     from core.devices import check_precision, resolve_kind
+    from core.devices.ranks import count_processes
     from core.models.catalogue import resolve
     from core.progress import ProgressBar
+    from core.setup import check_batch
     from core.worker import train_run
 
     kind = resolve_kind(config.device)
     check_precision(kind, config.precision)
+    check_batch(config, count_processes(kind, config.num_devices))
     resolve(config.model)
     locate(config.data)
     store = _store(arguments)
@@ -259,11 +262,17 @@ def _devices(arguments: argparse.Namespace) -> int:
     from core.devices import list_devices
 
     devices = [asdict(info) for info in list_devices()]
-    lines = [
-        f"{d['kind']:5} {d['name']}" + ("" if d["available"] else f"  not available: {d['reason']}") for d in devices
-    ]
+    lines = [f"{d['kind']:5} {_device_line(d)}" for d in devices]
     _print(arguments, {"devices": devices}, lines)
     return 0
+
+
+def _device_line(device: dict[str, Any]) -> str:
+    if not device["available"]:
+        return f"{device['name']}  not available: {device['reason']}"
+    several = f"{device['count']} x " if device["count"] > 1 else ""
+    memory = f", {device['memory_gib']:g} GiB" if device["memory_gib"] else ""
+    return f"{several}{device['name']}{memory}" + (f"  {device['note']}" if device["note"] else "")
 
 
 def _models(arguments: argparse.Namespace) -> int:

@@ -18,12 +18,13 @@ def memory_full(task: Task, batch_size: int, image_size: int) -> MemoryFullError
     task.optimizer.zero_grad(set_to_none=True)
     task.device.release()
     parts = task.device.count * task.config.accumulate
-    # XLA would compile a program for each try
-    fitting = _half(batch_size, parts) if task.device.kind == "xla" else fitting_batch(task, batch_size, image_size)
+    # XLA would compile a program for each try, and other processes would not take the step along
+    can_try = task.device.kind != "xla" and task.device.num_processes == 1
+    fitting = fitting_batch(task, batch_size, image_size) if can_try else _half(batch_size, parts)
     problem = f"A batch of {batch_size} does not fit into the memory of {task.device.name}."
     if not fitting:
         return MemoryFullError(problem, fix="Choose a smaller image size or model, or train the head only.")
-    is_tried = "fits" if task.device.kind != "xla" else "may fit"
+    is_tried = "fits" if can_try else "may fit"
     share = -(-batch_size // fitting) * task.config.accumulate
     return MemoryFullError(
         problem, fix=f"{fitting} {is_tried}: --batch-size {fitting}, or --accumulate {share} for the same steps."

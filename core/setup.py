@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,12 +28,14 @@ from core.data.sources import open_source
 from core.devices.base import Device
 from core.ema import Ema
 from core.errors import ConfigError
-from core.events import CheckpointSaved, Event, ImageLost, PhaseChanged, ProgressMade, RunPrepared
+from core.events import CheckpointSaved, Event, HostFallback, ImageLost, PhaseChanged, ProgressMade, RunPrepared
 from core.machine import environment
 from core.models.build import Preprocessing, build_model, preprocessing
+from core.models.on_xla import mend_for_xla
 from core.models.parts import set_train_mode
 from core.optim import build_optimizer
 from core.precision import choose_precision
+from core.preflight import preflight
 from core.task import Task
 
 Emit = Callable[[Event], None]
@@ -78,19 +80,22 @@ def prepare(
     *,
     open_it: Callable[[], Device],
     home: Path,
-    folder: Path,
+    folder: Path | None,
     emit: Emit,
     resources: ExitStack,
     should_stop: Callable[[], bool] = lambda: False,
+    one_by_one: Callable[[], AbstractContextManager[object]] = nullcontext,
 ) -> Prepared:
     """Open the device in this thread, read the data, build the model, and tell of each.
 
     Args:
         open_it: starts the device.
         home: where unpacked data and caches lie.
-        folder: the run's own folder, for its checkpoints and its split.
+        folder: the run's own folder, for its checkpoints and its split; None writes neither.
         resources: closes device and image cache when the run is over.
         should_stop: asked while data are fetched and scanned, which may take long.
+        one_by_one: entered twice, for what is fetched and cached: where processes prepare the same run, the second
+            is let in when the first is through.
 
     Raises:
         StoppedInSetupError: `should_stop` said so.
@@ -105,29 +110,39 @@ def prepare(
     device = open_it()
     resources.callback(device.close)
     matmul_precision = device.set_matmul_precision(config.matmul_precision)
-    _check_batch(config, device)
+    check_batch(config, device.count)
     parts.end("device_start")
 
     emit(PhaseChanged("loading_data"))
     progress = _progress(emit, should_stop)
-    dataset, images = _read(config, looks, home, progress, resources, parts)
-    dataset.save_split(folder / "split.csv")
+    with one_by_one():
+        dataset, images = _read(config, looks, home, progress, resources, parts)
+        train, val = _loaders(config, looks, dataset, images, device)
+        order = np.concatenate([train.order(1), len(dataset.train) + val.order(1)])
+        images.fill(order.tolist(), lambda file, why: emit(ImageLost(file, why)), _progress(emit))
+        if device.num_processes > 1:
+            images.settle()
+    if folder:
+        dataset.save_split(folder / "split.csv")
+    parts.end("cache_open")
 
     emit(PhaseChanged("building_model"))
-    built = build_model(
-        config.model,
-        num_classes=len(dataset.classes),
-        weights=config.weights,
-        image_size=config.image_size,
-        trainable=config.trainable,
-        seed=config.seed,
-    )
+    with one_by_one():
+        built = build_model(
+            config.model,
+            num_classes=len(dataset.classes),
+            weights=config.weights,
+            image_size=config.image_size,
+            trainable=config.trainable,
+            seed=config.seed,
+        )
     parts.end("model")
 
-    train, val = _loaders(config, looks, dataset, images, device)
-    order = np.concatenate([train.order(1), len(dataset.train) + val.order(1)])
-    images.fill(order.tolist(), lambda file, why: emit(ImageLost(file, why)), _progress(emit))
-    parts.end("cache_open")
+    with device.turn():
+        left = _trace(config, device, built.module, looks.image_size, len(dataset.classes))
+    if left:
+        emit(HostFallback(left))
+    parts.end("preflight")
 
     emit(PhaseChanged("building_model", detail="moving it to the device"))
     with device.turn():
@@ -151,6 +166,7 @@ def prepare(
                 "precision": placed.precision,
                 "matmul_precision": matmul_precision,
                 "devices": device.count,
+                **device.facts(),
             },
             setup_parts=parts.seconds,
             data=dataset.summary(),
@@ -170,7 +186,7 @@ def prepare(
         std=looks.std,
         num_classes=len(dataset.classes),
         save=_saver(device, placed, folder, about, emit),
-        set_train_mode=set_train_mode,
+        set_train_mode=lambda _: set_train_mode(placed.module),
         class_weights=weights,
         precision=placed.precision,
         ema=placed.ema,
@@ -178,13 +194,33 @@ def prepare(
     return Prepared(task, looks.image_size, train.batch_size, images.was_built)
 
 
-def _check_batch(config: RunConfig, device: Device) -> None:
-    if config.batch_size % (device.count * config.accumulate):
+def check_batch(config: RunConfig, count: int) -> None:
+    """Refuse a batch that `count` devices can't share evenly.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if config.batch_size % (count * config.accumulate):
         raise ConfigError(
-            f"A batch of {config.batch_size} can't be shared evenly by {device.count} devices"
+            f"A batch of {config.batch_size} can't be shared evenly by {count} devices"
             + (f" in {config.accumulate} parts." if config.accumulate > 1 else "."),
-            fix=f"Choose a batch size that {device.count * config.accumulate} divides.",
+            fix=f"Choose a batch size that {count * config.accumulate} divides.",
         )
+
+
+def _trace(config: RunConfig, device: Device, module: nn.Module, image_size: int, num_classes: int) -> list[str]:
+    """What the device would leave to the host in each step, after mending what can be mended; in place."""
+    found = preflight(
+        module,
+        device,
+        image_size=image_size,
+        num_classes=num_classes,
+        # what falls back does so for any batch, and BatchNorm takes no single value
+        batch_size=2 * device.count,
+        precision="bf16" if config.precision == "bf16" else "fp32",
+    )
+    mended = mend_for_xla(module, found) if found else []
+    return [name for name in found if name not in mended]
 
 
 @dataclass(frozen=True)
@@ -200,20 +236,23 @@ class _Placed:
 
 def _place(config: RunConfig, device: Device, module: nn.Module, image_size: int) -> _Placed:
     averaged = copy.deepcopy(module) if config.ema_decay else None
-    model = device.place_model(module)
+    module = device.place_model(module)
     ema = Ema(module, device.place_model(averaged), config.ema_decay) if averaged is not None else None
-    precision = choose_precision(config.precision, device, model, image_size)
+    precision = choose_precision(config.precision, device, module, image_size)
     if config.torch_compile == "on":
-        device.compile_model(model)
+        device.compile_model(module)
+    model = device.share_model(module)
     optimizer = build_optimizer(config, model.parameters(), device)
     device.wait()
     return _Placed(model, module, optimizer, ema, precision)
 
 
 def _saver(
-    device: Device, placed: _Placed, folder: Path, about: dict[str, Any], emit: Emit
+    device: Device, placed: _Placed, folder: Path | None, about: dict[str, Any], emit: Emit
 ) -> Callable[[str, int], None]:
     """What writes a checkpoint: the averaged weights where there are such, and for `last` all to go on from."""
+    if folder is None:
+        return lambda which, epoch: None
     shown = placed.ema.module if placed.ema else placed.module
 
     def save(which: str, epoch: int) -> None:
@@ -272,7 +311,7 @@ def _loaders(
             numbers[part],
             labels[part],
             recipe=recipe,
-            workers=num_workers(config.workers, device.kind),
+            workers=num_workers(config.workers, device.kind, device.num_processes),
             multiple_of=device.count * config.accumulate,
             parts=device.num_processes * config.accumulate,
             stage=device.stage,

@@ -9,18 +9,21 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from core.config import RunConfig
-from core.devices import check_precision, open_device, resolve_kind
+from core.devices import Device, check_precision, open_device, resolve_kind
+from core.devices.ranks import count_processes
 from core.devices.xla import XLA_LOCK, initialise, xla_info
-from core.engine import fit
+from core.engine import Control, fit
 from core.errors import AppError, StoreError
 from core.events import (
     Event,
+    HostFallback,
     PhaseChanged,
     Phases,
     ProgramCompiled,
@@ -29,9 +32,11 @@ from core.events import (
     RunPrepared,
     StepLogged,
     progress_in_words,
+    recompile_in_words,
 )
+from core.launch import Job, train_in_processes
 from core.memory import memory_full
-from core.setup import Prepared, StoppedInSetupError, prepare
+from core.setup import Prepared, StoppedInSetupError, check_batch, prepare
 from core.store import Store
 
 _log = logging.getLogger(__name__)
@@ -95,6 +100,10 @@ class Pulse:
         elif isinstance(event, ProgramCompiled):
             self._phase["compile_count"] = self._phase.get("compile_count", 0) + event.count
             self._phase["compile_s"] = self._phase.get("compile_s", 0.0) + event.seconds
+            if event.cause:
+                self._phase["recompiled"] = recompile_in_words(event)
+        elif isinstance(event, HostFallback):
+            self._phase["fallbacks"] = event.ops
         elif isinstance(event, StepLogged):
             done = event.step / (self._steps * self._epochs)
             elapsed = now - (self._trained_since or now)
@@ -155,6 +164,8 @@ def train_run(
     try:
         kind = resolve_kind(config.device)
         check_precision(kind, config.precision)
+        count = count_processes(kind, config.num_devices)
+        check_batch(config, count)
     except AppError as error:
         store.append_events(run_id, [(time.time(), _ended("failed", 0.0, Phases(), error))])
         store.end_run(run_id, "failed")
@@ -166,7 +177,20 @@ def train_run(
     try:
         with Pulse(store, run_id, config.epochs, on_event) as pulse:
             on_pulse(pulse)
-            ended = _train(store, run_id, config, kind, started, pulse)
+            if count > 1:
+                job = Job(config, kind, store.home, store.run_folder(run_id), config.threads or threads)
+                ended = train_in_processes(job, count, emit=pulse.emit, should_stop=pulse.should_stop, started=started)
+            else:
+                ended = train_here(
+                    config,
+                    open_it=lambda: open_device(kind, store.home),
+                    home=store.home,
+                    folder=store.run_folder(run_id),
+                    emit=pulse.emit,
+                    should_stop=pulse.should_stop,
+                    control=pulse,
+                    started=started,
+                )
             state = ended.state
             pulse.emit(ended)
     finally:
@@ -175,23 +199,44 @@ def train_run(
     return state
 
 
-def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: float, pulse: Pulse) -> RunEnded:
+def train_here(
+    config: RunConfig,
+    *,
+    open_it: Callable[[], Device],
+    home: Path,
+    folder: Path | None,
+    emit: Callable[[Event], None],
+    should_stop: Callable[[], bool],
+    control: Control,
+    started: float,
+    one_by_one: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> RunEnded:
+    """Train in this thread, whatever may go wrong.
+
+    Args:
+        open_it, home, folder, should_stop, one_by_one: see `prepare`.
+        control: asked between steps.
+        started: when the run began, as `time.perf_counter` tells.
+
+    Returns:
+        The run's last event, which is not emitted yet.
+    """
     phases, count, compile_s = Phases(), 0, 0.0
-    folder = store.run_folder(run_id)
     try:
         with ExitStack() as resources:
             prepared = prepare(
                 config,
-                open_it=lambda: open_device(kind, store.home),
-                home=store.home,
+                open_it=open_it,
+                home=home,
                 folder=folder,
-                emit=pulse.emit,
+                emit=emit,
                 resources=resources,
-                should_stop=pulse.should_stop,
+                should_stop=should_stop,
+                one_by_one=one_by_one,
             )
             phases, task = Phases(setup_s=time.perf_counter() - started), prepared.task
             count, compile_s = task.device.compile_count(), task.device.compile_seconds()
-            state, spent = _fit(prepared, pulse)
+            state, spent = _fit(prepared, emit, control)
             phases += spent
             count = task.device.compile_count() - count
             compile_s = task.device.compile_seconds() - compile_s
@@ -206,10 +251,10 @@ def _train(store: Store, run_id: str, config: RunConfig, kind: str, started: flo
     return RunEnded(state, total_s, phases, count, compile_s, is_warm=is_warm)
 
 
-def _fit(prepared: Prepared, pulse: Pulse) -> tuple[str, Phases]:
+def _fit(prepared: Prepared, emit: Callable[[Event], None], control: Control) -> tuple[str, Phases]:
     task = prepared.task
     try:
-        return fit(task, emit=pulse.emit, control=pulse, clock=time.perf_counter)
+        return fit(task, emit=emit, control=control, clock=time.perf_counter)
     except (RuntimeError, MemoryError) as error:
         if not task.device.out_of_memory(error):
             raise

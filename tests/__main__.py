@@ -1,4 +1,4 @@
-"""All checks in order, stopping at the first failure: python -m tests."""
+"""All checks in order, stopping at the first failure: python -m tests [OPTIONS OF PYTEST]."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ STEPS = [
     ["ruff", "check", "."],
     ["ruff", "format", "--check", "."],
     ["mypy"],
-    ["pytest", "-rs"],
+    ["pytest", "-rs", *sys.argv[1:]],
 ]
 
 for step in STEPS:

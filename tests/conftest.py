@@ -13,16 +13,28 @@ import torch
 from core.store import Store
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Without torch_xla its tests are skipped with the reason, but never in CI, where they fail instead."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--without",
+        action="append",
+        default=[],
+        choices=["browser", "xla"],
+        help="skip the tests with this marker, because what they need is absent on purpose",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skip what `--without` names, and XLA's tests where it can't be used; but in CI those fail unless named."""
     from core.devices.xla import xla_info
 
+    reasons = {marker: f"left out by --without {marker}" for marker in config.getoption("without")}
     info = xla_info()
-    if info.available or os.environ.get("CI") == "true":
-        return
+    if not info.available and os.environ.get("CI") != "true":
+        reasons.setdefault("xla", info.reason)
     for item in items:
-        if item.get_closest_marker("xla"):
-            item.add_marker(pytest.mark.skip(reason=info.reason))
+        for marker, reason in reasons.items():
+            if item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.fixture(autouse=True)
@@ -58,6 +70,9 @@ _SET_BY_LIBRARIES = {
     "ENABLE_RUNTIME_UPTIME_TELEMETRY",
     "OMP_WAIT_POLICY",
     "XLA_FLAGS",
+    # torch.compile, whose parts an optimizer imports before its first step
+    "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",
+    "TORCHINDUCTOR_CACHE_DIR",
 }
 _POOLS = ("ThreadPoolExecutor", "asyncio_", "AnyIO", "ScriptRunner", "MainThread", "tqdm")
 
@@ -72,6 +87,8 @@ def _xla_starts_before_any_backward():
     """XLA must be up before the first backward on the CPU, see core.devices.xla.initialise."""
     from core.devices.xla import initialise, xla_info
 
+    # nothing here is timed, and programs that aren't optimised compile in half the time; also those of children
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     if xla_info().available:
         initialise()
 

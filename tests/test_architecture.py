@@ -19,20 +19,32 @@ def modules_of(room: str) -> list[Path]:
     return sorted((ROOT / room).rglob("*.py"))
 
 
-def imported_roots(path: Path) -> set[str]:
+def all_imported(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found |= {alias.name.split(".")[0] for alias in node.names}
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module.split(".")[0])
+            found.add(node.module)
     return found
+
+
+def imported_roots(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in all_imported(path)}
 
 
 @pytest.mark.parametrize("room", FORBIDDEN)
 def test_no_room_imports_back(room: str):
     offences = {str(path): imported_roots(path) & FORBIDDEN[room] for path in modules_of(room)}
     assert {path: names for path, names in offences.items() if names} == {}
+
+
+def test_processes_speak_to_each_other_through_two_files_and_are_launched_without_torch():
+    importing = [
+        path.relative_to(ROOT).as_posix() for path in modules_of("core") if "torch.distributed" in all_imported(path)
+    ]
+    assert sorted(importing) == ["core/devices/ranks.py", "core/ranks.py"]
+    assert "torch" not in imported_roots(ROOT / "core" / "launch.py")
 
 
 def test_torch_xla_is_imported_in_one_file_and_inside_functions():

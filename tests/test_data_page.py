@@ -23,10 +23,11 @@ from core.data.preview import first_batch, recipe_in_words, thumbnail
 from core.data.scan import scan
 from core.data.sources import Skipped, open_source
 from core.data.split import Item
-from core.engine import mix_images
+from core.devices.local import CpuDevice
 from core.errors import DataError
 from core.events import ImageLost, Phases, RunEnded, RunPrepared
 from core.setup import prepare
+from core.task import mix_images
 from tests.test_pages import MAIN, add_run, button, open_page, pages_store
 from ui import data_views, registry
 from ui.scans import ScanJob, ScanKey, Scans
@@ -331,10 +332,10 @@ def test_the_preview_is_the_first_batch_of_the_run(folder, tmp_path, changes, mo
     )
     with ExitStack() as resources:
         (tmp_path / "run").mkdir()
-        task = prepare(
-            config, device_kind="cpu", home=tmp_path, folder=tmp_path / "run", emit=lambda _: None, resources=resources
+        prepared = prepare(
+            config, open_it=CpuDevice, home=tmp_path, folder=tmp_path / "run", emit=lambda _: None, resources=resources
         )
-        batches = task.train.epoch(1)
+        batches = prepared.task.train.epoch(1)
         trained = next(batches)
         batches.close()
     pixels = trained.images

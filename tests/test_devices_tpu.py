@@ -296,6 +296,7 @@ class TestTheTrialStart:
         )
         assert "OSError: 1" in said and time.monotonic() - began < 3
 
+    @pytest.mark.xla
     def test_torch_xla_itself_is_ended_in_time(self):
         # wherever it is by then: importing, or asking for metadata
         began = time.monotonic()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from core.errors import ModelError
 from core.models import weights as weight_files
 from core.models.build import BuiltModel, build_model
 from core.models.catalogue import count_params, list_models, resolve
+from core.models.on_xla import mend_for_xla
 from core.models.parts import check_trainable, find_head, frozen_modules, set_train_mode
 
 CATS = (281, 282, 285)
@@ -109,6 +112,11 @@ def test_same_seed_same_model_and_the_global_random_state_is_untouched():
         ("timm/resnet18", 64),
         ("vit_tiny_patch16_224", 32),
         ("deit_tiny_distilled_patch16_224", 32),
+        ("repvit_m0_9", 32),
+        ("volo_d1_224", 32),
+        # published without a head: without a pooled vector of its own, and with one
+        ("sam2_hiera_tiny", 64),
+        ("vit_pe_spatial_tiny_patch16_512", 32),
     ],
 )
 def test_any_head_gives_one_logit_a_class(name, size):
@@ -198,6 +206,93 @@ def test_scripted_parts_are_refused_by_name():
     module = nn.Sequential(nn.Conv2d(3, 4, 1), torch.jit.script(nn.ReLU()))
     with pytest.raises(ModelError, match="'1' is a ScriptModule"):
         check_trainable(module)
+
+
+def test_traced_parts_are_refused_by_name():
+    module = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(torch.jit.trace(nn.ReLU(), torch.zeros(1))))
+    with pytest.raises(ModelError, match=r"'1\.0' is a ScriptModule"):
+        check_trainable(module)
+
+
+def test_a_model_without_head_gets_one_that_depends_on_the_seed():
+    first, same, other = (
+        build("vit_pe_spatial_tiny_patch16_512", image_size=32, seed=seed).module for seed in (1, 1, 2)
+    )
+    assert list(find_head(first)) == ["head"] and first.num_classes == 5
+    assert torch.equal(first.head.weight, same.head.weight) and not torch.equal(first.head.weight, other.head.weight)
+
+
+class Apply(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.function(features)
+
+
+def resize(*arguments, **options):
+    return lambda features: functional.interpolate(features, *arguments, **options)
+
+
+IMAGE = (2, 3, 9, 8)
+OTHER_WORDS = {
+    "pooling to more": (lambda x: functional.adaptive_avg_pool2d(x, (11, 5)), IMAGE),
+    "pooling of one side": (nn.AdaptiveAvgPool2d((None, 5)), IMAGE),
+    "average, nothing left over": (nn.AvgPool2d(2, 2, ceil_mode=True), (2, 3, 8, 6)),
+    "average, rounded up": (nn.AvgPool2d((3, 2), (2, 3), (1, 0), ceil_mode=True), (2, 3, 8, 7)),
+    "nearest": (resize(scale_factor=2.5), IMAGE),
+    "nearest to less": (resize((5, 3)), IMAGE),
+    "bilinear": (resize(scale_factor=2, mode="bilinear"), IMAGE),
+    "bilinear by an odd factor": (resize(scale_factor=(1.7, 0.6), mode="bilinear", align_corners=False), IMAGE),
+    "bilinear by sides": (resize(None, (1.7, 0.6), "bilinear", None, True), IMAGE),
+    "bilinear on corners": (resize((13, 5), mode="bilinear", align_corners=True), IMAGE),
+    "bicubic": (resize(size=(13, 5), mode="bicubic"), IMAGE),
+    "bicubic, antialias": (resize(size=(4, 20), mode="bicubic", antialias=True), IMAGE),
+    "columns": (lambda x: functional.unfold(x, 3, padding=1, stride=2), IMAGE),
+    "columns of all kinds": (lambda x: functional.unfold(x, (3, 2), (2, 1), (1, 0), (1, 3)), IMAGE),
+    "image": (lambda x: functional.fold(x, (9, 8), 3, padding=1, stride=2), (2, 27, 20)),
+    "image of all kinds": (lambda x: functional.fold(x, (9, 8), (3, 2), (2, 1), (1, 0), (1, 3)), (2, 18, 21)),
+    "windows": (lambda x: x.unfold(2, 4, 2).unfold(-2, 3, 3), IMAGE),
+}
+HOST_OPERATIONS = [
+    "_adaptive_avg_pool2d",
+    "avg_pool2d_backward",
+    "upsample_nearest2d_backward",
+    "upsample_bilinear2d_backward",
+    "upsample_bicubic2d",
+    "im2col",
+    "unfold_copy",
+]
+
+
+@pytest.mark.parametrize(("function", "shape"), OTHER_WORDS.values(), ids=OTHER_WORDS)
+def test_other_words_for_xla_say_the_same_forward_and_backward(function, shape):
+    plain, mended = Apply(function), Apply(function)
+    assert mend_for_xla(mended, [*HOST_OPERATIONS, "sort"]) == sorted(HOST_OPERATIONS)
+    ours, theirs = (torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_() for _ in "12")
+    # a copy is mended too, as the preflight's or an average of the weights is
+    got, expected = copy.deepcopy(mended)(ours), plain(theirs)
+    assert type(got.grad_fn) is not type(expected.grad_fn) or isinstance(function, nn.AvgPool2d)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    weight = torch.randn(expected.shape)
+    (got * weight).sum().backward()
+    (expected * weight).sum().backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-5, atol=1e-5)
+    assert torch.equal(plain(theirs), expected)
+
+
+def test_other_words_are_used_only_where_asked_and_only_within_the_forward():
+    assert mend_for_xla(plain := Apply(resize((4, 4))), ["sort"]) == [] and not plain._forward_hooks
+    mended = Apply(resize((4, 4), mode="bilinear"))
+    mend_for_xla(mended, ["upsample_bicubic2d"])
+    images = torch.randn(IMAGE, requires_grad=True)
+    assert "UpsampleBilinear" in str(mended(images).grad_fn)
+    broken = Apply(lambda x: functional.unfold(x, 3).no_such_thing)
+    mend_for_xla(broken, ["im2col"])
+    with pytest.raises(AttributeError):
+        broken(images)
+    assert "Im2Col" in str(functional.unfold(images, 3).grad_fn)
 
 
 def test_head_of_a_plain_module_is_its_last_layer():

@@ -166,6 +166,15 @@ def _watch(task):
     return PhaseTimer(lambda: 0.0), CompileWatch(task.device, lambda event: None)
 
 
+def test_what_a_failed_step_has_collected_is_dropped_when_the_device_closes():
+    task = make_task("xla", width=30)
+    with pytest.raises(RuntimeError), task.device.turn():
+        task.model(task.device.place(torch.rand(2, 3, 9, 9)))
+    before = task.device.compile_count()
+    task.device.close()
+    assert task.device.compile_count() == before
+
+
 @pytest.fixture
 def pictures(tmp_path: Path) -> Path:
     """Two classes told apart by brightness: 24 training and 8 validation images of 40 px."""
@@ -243,7 +252,7 @@ def test_each_precision_of_products_has_programs_of_its_own():
 SEVERAL = """
 import json, sys, torch
 from tests.tiny import losses, make_task, run
-task = make_task("xla", width=6, dropout=0.0, optimizer="adamw", **json.loads(sys.argv[1]))
+task = make_task("xla", width=6, optimizer="sgd", lr=0.01, **json.loads(sys.argv[1]))
 _, _, events = run(task)
 from core.events import EpochEnded, ProgramCompiled
 epochs = [event for event in events if isinstance(event, EpochEnded)]

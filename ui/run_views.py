@@ -137,7 +137,8 @@ def _phases(summary: dict[str, Any]) -> None:
     if not total:
         st.caption("No times are known yet.")
         return
-    figure = go.Figure(go.Bar(x=list(phases.values()), y=list(phases), orientation="h", hovertemplate="%{x:.2f} s"))
+    bars = go.Bar(x=list(phases.values()), y=list(phases), orientation="h", hovertemplate="%{x:.2f} s")
+    figure = go.Figure(bars.update(marker_color=charts.TRAINING_COLOUR))
     figure.update_layout(height=280, margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False)
     figure.update_xaxes(title="Seconds")
     figure.update_yaxes(autorange="reversed")

@@ -80,7 +80,10 @@ class Device(Protocol):
         """Make a batch's part ready for a quick copy; called in the loader's threads."""
 
     def place_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Send a batch: images (batch, 3, height, width) uint8, labels (batch,) int64; `count` divides batch."""
+        """Send a batch: images (batch, 3, height, width) uint8, labels (batch,) int64; `count` divides batch.
+
+        Of several processes that share it, each gets its own rows.
+        """
 
     def autocast(self, precision: str) -> AbstractContextManager[Any]:
         """The context of the forward pass for fp32, bf16 or, on CUDA, fp16."""

@@ -94,7 +94,8 @@ class RankDevice(LocalDevice):
             model = convert_sync_batchnorm(model)
         else:
             self._norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
-        # a parameter that no image reaches is found in each step, since any of a thousand models may have one
+        # a parameter that no image reaches is looked for in each step, since any of a thousand models may have one;
+        # without gradients, as in validation, all this is the bare model
         return DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
 
     def place_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,8 @@ def xla_info() -> DeviceInfo:
     try:
         ours = importlib.metadata.version("torch_xla")
     except importlib.metadata.PackageNotFoundError:
-        return DeviceInfo("xla", "TPU", False, "torch_xla is not installed.")
+        reason = f"torch_xla is not installed; its last release fits torch 2.9, and this is {torch.__version__}."
+        return DeviceInfo("xla", "TPU", False, reason)
     if ours.split(".")[:2] != torch.__version__.split(".")[:2]:
         reason = f"torch_xla {ours} does not fit torch {torch.__version__}; their first two numbers must agree."
         return DeviceInfo("xla", "TPU", False, reason)
@@ -153,7 +154,8 @@ class XlaDevice:
         import torch_xla.core.xla_model as xm
         import torch_xla.debug.metrics as metrics
 
-        self._torch_xla, self._xm, self._metrics = torch_xla, xm, metrics
+        self._torch_xla: Any = torch_xla
+        self._xm, self._metrics = xm, metrics
         self.torch_device = torch.device(torch_xla.device())
         self.count = self.runtime.devices
         self.name = xla_info().name + (f", {self.count} devices" if self.count > 1 else "")
@@ -299,7 +301,9 @@ class XlaDevice:
 
     def close(self) -> None:
         with XLA_LOCK:
-            self.wait()
+            # what a step that failed has collected is dropped, or it would be compiled and run now
+            self._torch_xla._XLAC._clear_pending_irs(str(self.torch_device))
+            self._xm.wait_device_ops()
 
 
 def _virtual_chips() -> int:

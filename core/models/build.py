@@ -85,6 +85,8 @@ def build_model(
         parts.drop_auxiliary_heads(module)
         # anew: how many numbers the backbone drew must not reach the head
         torch.manual_seed(seed)
+        if library == "timm" and not getattr(module, "num_classes", None):
+            _add_head(module, name, num_classes, looks.image_size)
         parts.replace_head(module, num_classes)
         if library == "timm":
             _tell_num_classes(module, num_classes)
@@ -245,11 +247,12 @@ def _load_file(module: nn.Module, path: Path) -> None:
     )
 
 
-def _check_image_size(module: nn.Module, name: str, image_size: int) -> None:
+def _check_image_size(module: nn.Module, name: str, image_size: int) -> Any:
+    """What the module makes of a picture of this size; left in training mode."""
     module.eval()
     try:
         with torch.no_grad():
-            module(torch.zeros(1, 3, image_size, image_size))
+            output = module(torch.zeros(1, 3, image_size, image_size))
     except (AssertionError, RuntimeError, ValueError) as error:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
@@ -257,6 +260,21 @@ def _check_image_size(module: nn.Module, name: str, image_size: int) -> None:
             fix="Leave --image-size out, or choose a larger one.",
         ) from error
     module.train()
+    return output
+
+
+def _add_head(module: nn.Module, name: str, num_classes: int, image_size: int) -> None:
+    """Give a head to a model that was published without one, such as DINOv2, MAE or SigLIP; in place."""
+    # None is the model's own way to make one vector of all places; where it has none, their mean is taken
+    for pooling in (None, "avg"):
+        try:
+            module.reset_classifier(num_classes, pooling)  # type: ignore[operator]
+        except (AssertionError, AttributeError, TypeError, ValueError, NotImplementedError):
+            continue
+        output = _check_image_size(module, name, image_size)
+        if isinstance(output, torch.Tensor) and output.shape == (1, num_classes):
+            return
+    raise ModelError(f"The model {name} was published without a classifier and takes none.", fix="Choose another one.")
 
 
 def _tell_num_classes(module: nn.Module, num_classes: int) -> None:

@@ -11,6 +11,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from core.errors import ModelError
 
 HeadLayer = nn.Linear | nn.Conv2d
+SECOND_HEADS = ("head_dist", "aux_head")
+"""What timm calls a second classifier, whose logits are added to the first one's."""
 LAST_SHARE = 0.25
 """Share of the backbone's blocks, counted from the end, that trainable="last" trains."""
 
@@ -37,7 +39,7 @@ def check_trainable(module: nn.Module) -> None:
 def find_head(module: nn.Module) -> dict[str, HeadLayer]:
     """The layers that make logits, by name: what the model calls its classifier, else its last Linear or Conv2d.
 
-    Distilled models have two.
+    Some models have two: distilled ones, and VOLO, which also classifies patches.
 
     Raises:
         ModelError: the model has no such layer.
@@ -49,7 +51,10 @@ def find_head(module: nn.Module) -> dict[str, HeadLayer]:
         answer = get_classifier()
         for part in answer if isinstance(answer, (tuple, list, nn.ModuleList)) else [answer]:
             if isinstance(part, nn.Module):
-                found += _last_layer(part) if not isinstance(part, nn.ModuleList) else _layers(part)
+                found += _head_layers(part)
+        for name in SECOND_HEADS:
+            second = getattr(module, name, None)
+            found += _last_layer(second) if isinstance(second, nn.Module) else []
     found = [layer for layer in found if id(layer) in names] or _last_layer(module)
     if not found:
         raise ModelError(
@@ -168,6 +173,14 @@ def _is_frozen(part: nn.Module) -> bool:
 
 def _layers(part: nn.Module) -> list[HeadLayer]:
     return [layer for layer in part.modules() if isinstance(layer, (nn.Linear, nn.Conv2d))]
+
+
+def _head_layers(part: nn.Module) -> list[HeadLayer]:
+    if isinstance(part, nn.ModuleList):
+        return _layers(part)
+    if any(hasattr(part, name) for name in SECOND_HEADS):
+        return [layer for child in part.children() for layer in _last_layer(child)]
+    return _last_layer(part)
 
 
 def _last_layer(part: nn.Module) -> list[HeadLayer]:
