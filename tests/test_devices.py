@@ -1,7 +1,8 @@
-"""Every device keeps the same promises; a fake one shows that the promises are checkable."""
+"""Every device keeps the same promises, one that runs behind the host in a time of its own among them."""
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -12,24 +13,12 @@ from core.devices import check_precision, list_devices, open_device, resolve_kin
 from core.devices.local import CpuDevice
 from core.devices.xla import xla_info
 from core.errors import DeviceError
+from tests.test_behind import BehindDevice, HostClock
 
 
-class FakeDevice(CpuDevice):
-    """The smallest device: counts what it is asked."""
-
-    kind = "cpu"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.waits = 0
-
-    def wait(self) -> None:
-        self.waits += 1
-
-
-@pytest.fixture(params=["fake", "cpu", pytest.param("xla", marks=pytest.mark.xla)])
+@pytest.fixture(params=["behind", "cpu", pytest.param("xla", marks=pytest.mark.xla)])
 def device(request: pytest.FixtureRequest):
-    opened = FakeDevice() if request.param == "fake" else open_device(request.param)
+    opened = BehindDevice(HostClock()) if request.param == "behind" else open_device(request.param)
     yield opened
     opened.close()
 
@@ -67,6 +56,32 @@ class TestDeviceContract:
     def test_fp16_is_refused_where_it_does_not_work(self, device):
         with pytest.raises(DeviceError, match="fp16"):
             check_precision(device.kind, "fp16")
+
+    def test_figures_come_as_they_were_sent(self, device):
+        with device.turn():
+            fetch = device.fetch(device.place(torch.tensor([1.0, 2.5, -3.0])))
+            assert fetch.values() == [1.0, 2.5, -3.0]
+
+    def test_copies_on_the_host_do_not_change_with_what_they_were_copied_from(self, device):
+        with device.turn():
+            placed = device.place(torch.ones(2))
+            copies = device.to_host({"a": [placed], "step": 3})
+            placed.add_(1)
+            device.flush()
+        assert copies["step"] == 3 and copies["a"][0].device.type == "cpu"
+        assert copies["a"][0].tolist() == [1.0, 1.0]
+
+    def test_zero_and_one_are_placed_as_they_are(self, device):
+        with device.turn():
+            assert [device.place(torch.tensor(value)).item() for value in (0, 1)] == [0, 1]
+
+    def test_what_can_change_its_speed_is_plain_json(self, device):
+        assert json.loads(json.dumps(device.facts())) == device.facts()
+
+    def test_it_tells_full_memory_from_other_errors(self, device):
+        assert not device.out_of_memory(RuntimeError("shape mismatch"))
+        words = "RESOURCE_EXHAUSTED: out of memory while trying to allocate 9 bytes"
+        assert device.out_of_memory(RuntimeError(words))
 
     def test_counts_of_compiling_never_fall(self, device):
         count, seconds = device.compile_count(), device.compile_seconds()
