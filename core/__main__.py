@@ -148,8 +148,7 @@ def _train(arguments: argparse.Namespace) -> int:
         return 0
     from core.analysis.summary import summarise
     from core.data.sources import locate
-    from core.devices import check_precision, resolve_kind
-    from core.devices.ranks import count_processes
+    from core.devices import check_precision, count_sharing, resolve_kind
     from core.models.catalogue import resolve
     from core.progress import ProgressBar
     from core.setup import check_batch
@@ -157,7 +156,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     kind = resolve_kind(config.device)
     check_precision(kind, config.precision)
-    check_batch(config, count_processes(kind, config.num_devices))
+    check_batch(config, count_sharing(kind, config.num_devices))
     resolve(config.model)
     locate(config.data)
     store = _store(arguments)

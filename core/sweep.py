@@ -131,13 +131,26 @@ def summary(trials: list[Trial]) -> list[str]:
     return lines
 
 
-COLUMNS = ("family", "model", "px", "programs", "mended", "on the host", "loss", "gradient", "seconds", "error")
+COLUMNS = (
+    "family",
+    "model",
+    "px",
+    "programs",
+    "mended",
+    "on the host",
+    "loss",
+    "gradient",
+    "rounding",
+    "seconds",
+    "error",
+)
 
 
 def table(trials: list[Trial]) -> list[str]:
     """The trials as a Markdown table.
 
-    Loss and gradient are the relative differences to the CPU's; a star marks what a TPU needs no mending for.
+    Loss and gradient are the relative differences to the CPU's, rounding the CPU's own of the gradient, see
+    `Trial.rounding`; a star marks what a TPU needs no mending for.
     """
     rows = [COLUMNS, tuple("---" for _ in COLUMNS), *(_cells(trial) for trial in trials)]
     return [f"| {' | '.join(row)} |" for row in rows]
@@ -158,6 +171,7 @@ def _cells(trial: Trial) -> tuple[str, ...]:
         fallbacks,
         "random" if trial.draws else _small(trial.loss_difference),
         "random" if trial.draws else _small(trial.norm_difference),
+        _small(trial.rounding),
         f"{trial.seconds:.0f}",
         error.replace("|", "/"),
     )

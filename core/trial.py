@@ -54,6 +54,7 @@ class Trial:
         foreseen: what the preflight named; mended: what of this is computed in other words.
         cpu_losses, device_losses: of both steps, in nats.
         cpu_norm, device_norm: of all gradients of the first step.
+        exact_norm: the CPU's in float64; 0 where the model doesn't compute in it.
         draws: it draws random numbers even without dropout, so that its losses don't compare.
         seconds, compile_s: all of it, and what of this was compiling.
     """
@@ -71,6 +72,7 @@ class Trial:
     device_losses: list[float] = field(default_factory=list)
     cpu_norm: float = 0.0
     device_norm: float = 0.0
+    exact_norm: float = 0.0
     draws: bool = False
     seconds: float = 0.0
     compile_s: float = 0.0
@@ -93,6 +95,11 @@ class Trial:
         if not self.trains or self.draws:
             return None
         return abs(self.device_norm - self.cpu_norm) / max(self.cpu_norm, 1e-12)
+
+    @property
+    def rounding(self) -> float | None:
+        """How far float32 is from float64 on the CPU, of the same norms: what two float32 devices may differ by."""
+        return abs(self.cpu_norm - self.exact_norm) / self.exact_norm if self.exact_norm else None
 
 
 def try_family(family: str, device: Device, tell: Callable[[Trial], None] = lambda _: None) -> Trial:
@@ -129,15 +136,17 @@ def take_steps(model: nn.Module, images: Tensor, labels: Tensor, device: Device,
     """
     figures = []
     set_train_mode(model)
+    optimizer = device.make_optimizer("sgd", model.parameters(), lr=STEP_LENGTH, momentum=0.0, weight_decay=0.0)
+    device.wait()
     for _ in range(count):
-        loss = functional.cross_entropy(model(images).float(), labels)
+        loss = functional.cross_entropy(model(images), labels)
         torch.autograd.backward(loss)
-        trained = [(parameter, parameter.grad) for parameter in model.parameters() if parameter.grad is not None]
-        with torch.no_grad():
-            norm = torch.stack([gradient.square().sum() for _, gradient in trained]).sum().sqrt()
-            for parameter, gradient in trained:
-                parameter.sub_(gradient * (STEP_LENGTH / norm))
-                parameter.grad = None
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
+        for gradient in gradients:
+            gradient.div_(norm)
+        device.optimizer_step(optimizer)
+        optimizer.zero_grad(set_to_none=True)
         figures.append(torch.stack([loss.detach(), norm]))
         device.wait()
     return [figure.tolist() for figure in figures]
@@ -164,7 +173,7 @@ def _train_on_cpu(trial: Trial) -> nn.Module | None:
                 images, labels = _batch(size)
                 steps = take_steps(copy.deepcopy(module), images, labels, cpu)
                 trial.cpu_losses, trial.cpu_norm, trial.cpu_error = [loss for loss, _ in steps], steps[0][1], ""
-                trial.draws = _draws(module, images)
+                trial.draws, trial.exact_norm = _draws(module, images), _exact_norm(module, images, labels, cpu)
                 return module
             except Exception as error:  # whatever a library's model raises: it is what is asked
                 trial.cpu_error = _one_line(error)
@@ -194,6 +203,14 @@ def _draws(module: nn.Module, images: Tensor) -> bool:
         with torch.no_grad():
             outputs.append(twin(images))
     return not torch.allclose(outputs[0], outputs[1], rtol=1e-4, atol=1e-6)
+
+
+def _exact_norm(module: nn.Module, images: Tensor, labels: Tensor, cpu: Device) -> float:
+    try:
+        [(_, norm)] = take_steps(copy.deepcopy(module).double(), images.double(), labels, cpu, count=1)
+    except RuntimeError:
+        return 0.0  # some make float32 tensors of their own
+    return norm
 
 
 def try_on_device(trial: Trial, module: nn.Module, device: Device, images: Tensor, labels: Tensor) -> None:

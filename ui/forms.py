@@ -327,14 +327,13 @@ def data_caption(spec: str) -> str:
 
 def device_problem(config: RunConfig) -> str:
     """Why the config's device can't run it; "" where it can."""
-    from core.devices import check_precision, resolve_kind
-    from core.devices.ranks import count_processes
+    from core.devices import check_precision, count_sharing, resolve_kind
     from core.setup import check_batch
 
     def check() -> None:
         kind = resolve_kind(config.device)
         check_precision(kind, config.precision)
-        check_batch(config, count_processes(kind, config.num_devices))
+        check_batch(config, count_sharing(kind, config.num_devices))
 
     return _problem(check)
 

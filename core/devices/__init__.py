@@ -8,11 +8,20 @@ from pathlib import Path
 
 from core.devices.base import Device, DeviceInfo
 from core.devices.local import CpuDevice, CudaDevice, MpsDevice, cpu_info, cuda_info, mps_info
+from core.devices.ranks import count_processes
 from core.devices.torch_tpu import TorchTpuDevice, torch_tpu_info
 from core.devices.xla import XLA_LOCK, XlaDevice, xla_info
 from core.errors import DeviceError
 
-__all__ = ["Device", "DeviceInfo", "check_precision", "list_devices", "open_device", "resolve_kind"]
+__all__ = [
+    "Device",
+    "DeviceInfo",
+    "check_precision",
+    "count_sharing",
+    "list_devices",
+    "open_device",
+    "resolve_kind",
+]
 
 _LOCAL: dict[str, Callable[[], Device]] = {
     "cpu": CpuDevice,
@@ -58,6 +67,20 @@ def check_precision(kind: str, precision: str) -> None:
     """
     if precision == "fp16" and kind != "cuda":
         raise DeviceError(f"Device {kind} does not train in fp16.", fix="Choose bf16 or fp32.")
+
+
+def count_sharing(kind: str, wanted: int) -> int:
+    """How many devices share each batch, as far as it shows without starting one.
+
+    Args:
+        kind: resolved.
+        wanted: as the config's `num_devices`.
+
+    Raises:
+        DeviceError: so many can't be had.
+    """
+    count = count_processes(kind, wanted)
+    return xla_info().count if kind == "xla" else count
 
 
 def open_device(kind: str, home: Path | None = None) -> Device:
