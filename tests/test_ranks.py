@@ -270,23 +270,6 @@ train_in_processes(job, 2, emit=print, should_stop=lambda: False, started=time.p
 # The real thing
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Two classes told apart by brightness: 17 training images, 9 validation images, 40 px."""
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for split, counts in {"train": (9, 8), "val": (5, 4)}.items():
-        for label, count in enumerate(counts):
-            folder = tmp_path / "pictures" / split / ("dark", "light")[label]
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pixels = rng.integers(0, 100, (40, 40, 3)) + 150 * label
-                Image.fromarray(pixels.astype("uint8")).save(folder / f"{index}.png")
-    return tmp_path / "pictures"
-
-
 def tiny(pictures: Path, **changes):
     frozen = {"model": "torchvision/resnet18", "weights": "none", "trainable": "head", "image_size": 32}
     return make_config(

@@ -23,23 +23,6 @@ ROOT = Path(__file__).parents[1]
 TINY = {"threads": 1, "model": "torchvision/resnet18", "weights": "none", "image_size": 32, "epochs": 1}
 
 
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Two classes told apart by brightness: 17 training images, 9 validation images, 40 px."""
-    import numpy as np
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for split, counts in {"train": (9, 8), "val": (5, 4)}.items():
-        for label, count in enumerate(counts):
-            folder = tmp_path / "pictures" / split / ("dark", "light")[label]
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pixels = rng.integers(0, 100, (40, 40, 3)) + 150 * label
-                Image.fromarray(pixels.astype("uint8")).save(folder / f"{index}.png")
-    return tmp_path / "pictures"
-
-
 def train(store: Store, **changes) -> dict:
     run_id = store.create_run(make_config(**{**TINY, **changes}))
     train_run(store, run_id)

@@ -9,7 +9,6 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -174,22 +173,6 @@ def test_what_a_failed_step_has_collected_is_dropped_when_the_device_closes():
     before = task.device.compile_count()
     task.device.close()
     assert task.device.compile_count() == before
-
-
-@pytest.fixture
-def pictures(tmp_path: Path) -> Path:
-    """Two classes told apart by brightness: 24 training and 8 validation images of 40 px."""
-    from PIL import Image
-
-    rng = np.random.default_rng(0)
-    for split, count in {"train": 12, "val": 4}.items():
-        for label in range(2):
-            folder = tmp_path / "pictures" / split / ("dark", "light")[label]
-            folder.mkdir(parents=True)
-            for index in range(count):
-                pixels = rng.integers(0, 100, (40, 40, 3)) + 150 * label
-                Image.fromarray(pixels.astype("uint8")).save(folder / f"{index}.png")
-    return tmp_path / "pictures"
 
 
 def tiny_config(pictures: Path, **changes):
