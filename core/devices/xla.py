@@ -308,4 +308,5 @@ class XlaDevice:
 
 def _virtual_chips() -> int:
     # so is the CPU runtime split up; torch_xla reads the same variable
-    return max(1, int(os.environ.get("CPU_NUM_DEVICES") or 1))
+    value = os.environ.get("CPU_NUM_DEVICES", "")
+    return max(1, int(value)) if value.isdigit() else 1
