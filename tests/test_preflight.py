@@ -159,6 +159,15 @@ def test_what_would_fail_is_refused_with_operation_and_part(xla: Device):
         look(Net(nn.Identity()), xla, num_classes=7)
 
 
+@pytest.mark.xla
+def test_what_xla_computes_wrongly_is_refused(xla: Device):
+    for layer in (nn.ELU(), nn.SELU(), nn.CELU(), nn.CELU(0.5, inplace=True)):
+        with pytest.raises(ModelError, match="inplace=True"):
+            look(Net(layer), xla)
+    for layer in (nn.ELU(inplace=True), nn.SELU(inplace=True), nn.CELU(inplace=True)):
+        assert look(Net(layer), xla) == []
+
+
 class BuiltBroken(Net):
     """Breaks once it is built."""
 
