@@ -73,7 +73,7 @@ def our_loop(config: RunConfig, device: Device, data: Memory) -> Callable[[], No
         optimizer = build_optimizer(config, model.parameters(), device)
     task = Task(
         config=config, device=device, model=model, optimizer=optimizer, train=data, val=data, mean=MEAN, std=STD,
-        num_classes=CLASSES, save=lambda which, epoch: None, set_train_mode=lambda module: module.train(),
+        num_classes=CLASSES, save=lambda which, epoch: None, set_train_mode=lambda: model.train(),
     )  # fmt: skip
     watch = CompileWatch(device, lambda event: None)
 

@@ -95,7 +95,7 @@ def train_epoch(
         whether it was asked to stop before the end.
     """
     device, config, steps = task.device, task.config, task.train.num_batches
-    task.set_train_mode(task.model)
+    task.set_train_mode()
     may_compile = step == 0 and device.kind == "xla"
     emit(PhaseChanged("compiling" if may_compile else "training", epoch))
     stop = False
@@ -145,6 +145,6 @@ def evaluate(task: Task, timer: PhaseTimer, watch: CompileWatch, *, step: int = 
                 compile_s += watch.look("evaluation", step, epoch, shapes_of(batch))[1]
         with device.turn():
             figures = sums.cut().totals().figures()
-    task.set_train_mode(task.model)
+    task.set_train_mode()
     timer.lap("evaluation", compile_s=compile_s)
     return figures

@@ -186,7 +186,7 @@ def prepare(
         std=looks.std,
         num_classes=len(dataset.classes),
         save=_saver(device, placed, folder, about, emit),
-        set_train_mode=lambda _: set_train_mode(placed.module),
+        set_train_mode=lambda: set_train_mode(placed.module),
         class_weights=weights,
         precision=placed.precision,
         ema=placed.ema,

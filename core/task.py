@@ -37,9 +37,9 @@ class Loader(Protocol):
 class Task:
     """All that `fit` trains: built once in set-up, on its device.
 
-    `save(which, epoch)` writes a checkpoint; `set_train_mode` keeps frozen parts in eval mode; `class_weights`,
-    (classes,) float32, count in the training loss alone; `precision` is fp32, bf16 or fp16; `ema`, where there is
-    one, is what is validated.
+    `save(which, epoch)` writes a checkpoint; `set_train_mode()` puts the model into training mode, save for frozen
+    parts; `class_weights`, (classes,) float32, count in the training loss alone; `precision` is fp32, bf16 or fp16;
+    `ema`, where there is one, is what is validated.
     """
 
     config: RunConfig
@@ -52,7 +52,7 @@ class Task:
     std: tuple[float, ...]
     num_classes: int
     save: Callable[[str, int], None]
-    set_train_mode: Callable[[nn.Module], None]
+    set_train_mode: Callable[[], None]
     class_weights: Tensor | None = None
     precision: str = "fp32"
     ema: Ema | None = None

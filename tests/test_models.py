@@ -17,6 +17,7 @@ from core.models.build import BuiltModel, build_model
 from core.models.catalogue import count_params, list_models, resolve
 from core.models.on_xla import mend_for_xla
 from core.models.parts import check_trainable, find_head, frozen_modules, set_train_mode
+from tests.tiny import Apply
 
 CATS = (281, 282, 285)
 
@@ -220,15 +221,6 @@ def test_a_model_without_head_gets_one_that_depends_on_the_seed():
     )
     assert list(find_head(first)) == ["head"] and first.num_classes == 5
     assert torch.equal(first.head.weight, same.head.weight) and not torch.equal(first.head.weight, other.head.weight)
-
-
-class Apply(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.function(features)
 
 
 def resize(*arguments, **options):

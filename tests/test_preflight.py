@@ -13,6 +13,7 @@ from core.devices import Device, open_device
 from core.errors import ModelError
 from core.models.on_xla import mend_for_xla
 from core.preflight import ONLY_OFF_TPU, preflight
+from tests.tiny import Apply
 
 
 class Net(nn.Module):
@@ -27,15 +28,6 @@ class Net(nn.Module):
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         return self.head(self.middle(self.stem(images)).flatten(1))
-
-
-class Apply(nn.Module):
-    def __init__(self, function) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.function(features)
 
 
 @pytest.fixture(scope="module")

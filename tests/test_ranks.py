@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -28,7 +27,7 @@ from core.memory import memory_full
 from core.store import Store
 from core.worker import train_run
 from tests.rank_cases import results
-from tests.tiny import make_task
+from tests.tiny import make_task, stop_once_it_trains
 
 ROOT = Path(__file__).parents[1]
 ROUNDING = 1e-6
@@ -307,13 +306,7 @@ def test_a_run_of_two_processes_is_the_run_of_one(store: Store, pictures: Path):
 
 def test_a_stop_through_the_store_ends_all_processes_after_saving(store: Store, pictures: Path):
     run_id = store.create_run(tiny(pictures, epochs=5000))
-    thread = threading.Thread(target=train_run, args=(store, run_id))
-    thread.start()
-    while not store.events(run_id, kinds=["StepLogged"]):
-        assert thread.is_alive()
-        time.sleep(0.05)
-    store.request(run_id, "stop")
-    thread.join(30)
+    stop_once_it_trains(store, run_id)
     assert store.get_run(run_id).state == "stopped"
     assert (store.run_folder(run_id) / "last.safetensors").exists()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from core.checkpoint import read_about
 from core.config import make_config
 from core.store import Store
 from core.worker import Worker, train_run
+from tests.tiny import stop_once_it_trains
 
 ROOT = Path(__file__).parents[1]
 TINY = {"threads": 1, "model": "torchvision/resnet18", "weights": "none", "image_size": 32, "epochs": 1}
@@ -117,13 +117,7 @@ def test_an_exception_is_kept_with_its_traceback(store: Store, pictures: Path, m
 
 def test_a_stop_through_the_store_ends_a_run_that_another_thread_trains(store: Store, pictures: Path):
     run_id = store.create_run(make_config(**{**TINY, "epochs": 500}, data=str(pictures)))
-    thread = threading.Thread(target=train_run, args=(store, run_id))
-    thread.start()
-    while not store.events(run_id, kinds=["StepLogged"]):
-        assert thread.is_alive()
-        time.sleep(0.05)
-    store.request(run_id, "stop")
-    thread.join(30)
+    stop_once_it_trains(store, run_id)
     assert store.get_run(run_id).state == "stopped"
     assert (store.run_folder(run_id) / "last.safetensors").exists()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +19,10 @@ from core.ema import Ema
 from core.engine import evaluate, fit
 from core.events import StepLogged
 from core.optim import build_optimizer
+from core.store import Store
 from core.task import Task
 from core.timing import PhaseTimer
+from core.worker import train_run
 
 
 class TickClock:
@@ -132,7 +136,7 @@ def make_task(
         std=(0.5, 0.5, 0.5),
         num_classes=6,
         save=lambda which, epoch: (saved if saved is not None else []).append((which, epoch)),
-        set_train_mode=lambda module: module.train(),
+        set_train_mode=lambda: model.train(),
         precision=config.precision,
         ema=ema,
     )
@@ -150,3 +154,25 @@ def validate(task: Task):
 
 def losses(events) -> list[float]:
     return [event.loss for event in events if isinstance(event, StepLogged)]
+
+
+def stop_once_it_trains(store: Store, run_id: str) -> None:
+    """Train a run in a thread, and ask through the store that it stop after its first logged step."""
+    thread = threading.Thread(target=train_run, args=(store, run_id))
+    thread.start()
+    while not store.events(run_id, kinds=["StepLogged"]):
+        assert thread.is_alive()
+        time.sleep(0.05)
+    store.request(run_id, "stop")
+    thread.join(30)
+
+
+class Apply(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return self.function(features)
