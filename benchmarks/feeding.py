@@ -42,6 +42,7 @@ from core.devices.local import CpuDevice
 from core.engine import fit
 from core.events import EpochEnded, Event
 from core.setup import prepare
+from core.timing import PhaseTimer
 
 ROUNDS = 3
 IMAGE_SIZE, RESIZE_SIZE, BATCH_SIZE = 224, 256, 32
@@ -194,7 +195,7 @@ def measure_limit(folder: Path, home: Path) -> dict[str, object]:
 
 def _epoch_of(task: object) -> EpochEnded:
     events: list[Event] = []
-    fit(task, emit=events.append, control=mock.Mock(should_stop=lambda: False), clock=time.perf_counter)
+    fit(task, emit=events.append, control=mock.Mock(should_stop=lambda: False), timer=PhaseTimer(time.perf_counter))
     return next(event for event in events if isinstance(event, EpochEnded))
 
 

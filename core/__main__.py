@@ -62,19 +62,17 @@ def _parser() -> _Parser:
         return sub
 
     train = command("train", _train, "Train a run and print its figures.")
-    train.add_argument("--preset", choices=list(PRESETS), default="default", help="where the options start from")
     train.add_argument("--name", default="", help="the run's name")
     train.add_argument("--print-config", action="store_true", help="print the config and run nothing")
-    for name, field in RunConfig.model_fields.items():
-        kind, choices = _option_type(field.annotation)
-        train.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=kind,
-            choices=choices,
-            default=argparse.SUPPRESS,
-            metavar=None if choices else kind.__name__.upper(),
-            help=(field.description or "").replace("%", "%%"),
-        )
+    _add_config_options(train)
+    compare = command("compare", _compare, "Run configs against each other, or gather past runs, and compare them.")
+    compare.add_argument("--name", default="", help="the group's name")
+    _add_compare_options(compare)
+    _add_config_options(compare)
+    command("groups", _groups, "List the run groups, newest first.")
+    forecast = command("forecast", _forecast, "Say how long a run would take.")
+    forecast.add_argument("--probe", action="store_true", help="time a few steps of it first")
+    _add_config_options(forecast)
     scan = command("scan", _scan, "Read a data set and say what is in it.")
     scan.add_argument("spec", help="a folder, an archive or its URL, or a named set, see --help of train")
     scan.add_argument("--files", action="store_true", help="list every image with its label and split")
@@ -105,10 +103,62 @@ def _parser() -> _Parser:
     predict.add_argument("files", nargs="+", type=Path, metavar="FILE")
     predict.add_argument("--device", default="auto", choices=list(typing.get_args(DeviceKind)), help="where it runs")
     predict.add_argument("--top", type=int, default=5, help="classes to name for each picture")
-    export = command("export", _export, "Print a run's epochs and steps.")
-    export.add_argument("run_id")
-    export.add_argument("--to", choices=["csv", "json"], default="csv")
+    export = command("export", _export, "Write a run's or a group's figures.")
+    export.add_argument("run_id", metavar="RUN_OR_GROUP_ID")
+    export.add_argument("--to", choices=["csv", "json", "parquet", "html", "markdown"], default="csv")
+    export.add_argument("--table", choices=["epochs", "steps", "phases"], default="", help="for csv and parquet")
+    export.add_argument("--out", type=Path, help="the file to write; without one it goes to standard output")
     return parser
+
+
+def _add_config_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", choices=list(PRESETS), default="default", help="where the options start from")
+    for name, field in RunConfig.model_fields.items():
+        kind, choices = _option_type(field.annotation)
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            type=kind,
+            choices=choices,
+            default=argparse.SUPPRESS,
+            metavar=None if choices else kind.__name__.upper(),
+            help=(field.description or "").replace("%", "%%"),
+        )
+
+
+def _add_compare_options(parser: argparse.ArgumentParser) -> None:
+    """What compare takes besides the options of train."""
+    parser.add_argument(
+        "--vary",
+        action="append",
+        default=[],
+        metavar="OPTION=A,B",
+        help="an option and the values to compare; repeatable",
+    )
+    parser.add_argument("--devices", default="", metavar="A,B", help="the same as --vary device=A,B")
+    parser.add_argument("--repeats", type=int, default=5, help="of each config; 5 are advised")
+    parser.add_argument(
+        "--start",
+        choices=["cold", "warm", "both"],
+        default="warm",
+        help="cold: each repeat in a new process with caches made anew; warm: all in this process, after a warm-up run",
+    )
+    parser.add_argument("--order-seed", type=int, default=0, help="fixes the order, which is drawn anew in each round")
+    parser.add_argument(
+        "--runs", nargs="+", default=[], metavar="RUN_ID", help="compare these past runs, and run nothing"
+    )
+    parser.add_argument("--group", default="", metavar="GROUP_ID", help="compare this group, and run nothing")
+    parser.add_argument(
+        "--measure",
+        default="total_s",
+        help="what is compared: total_s, epoch_s, step_s, images_per_s, time_to_accuracy_s or a phase, as compile_s",
+    )
+    parser.add_argument("--accuracy", type=float, help="validation top-1 in percent, for time_to_accuracy_s")
+    parser.add_argument("--baseline", help="the label that the others are compared with; the first where none is given")
+
+
+def _config_of(arguments: argparse.Namespace) -> RunConfig:
+    changes = {name: getattr(arguments, name) for name in RunConfig.model_fields if hasattr(arguments, name)}
+    return make_config(arguments.preset, **changes)
 
 
 def _option_type(annotation: Any) -> tuple[type, list[str] | None]:
@@ -141,8 +191,7 @@ def _print(arguments: argparse.Namespace, value: dict[str, Any], lines: list[str
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    changes = {name: getattr(arguments, name) for name in RunConfig.model_fields if hasattr(arguments, name)}
-    config = make_config(arguments.preset, **changes)
+    config = _config_of(arguments)
     if arguments.print_config:
         print(config.model_dump_json() if arguments.json else config.model_dump_json(indent=1))
         return 0
@@ -346,10 +395,36 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from core.analysis.summary import export_csv, export_json
+    from core.analysis.exports import export
 
-    write = export_json if arguments.to == "json" else export_csv
-    print(write(_store(arguments), arguments.run_id), end="")
+    made = export(_store(arguments), arguments.run_id, arguments.to, arguments.table)
+    if arguments.out:
+        arguments.out.write_bytes(made if isinstance(made, bytes) else made.encode())
+    elif isinstance(made, bytes):
+        raise ConfigError("Parquet is no text for a terminal.", fix="Give --out FILE.parquet.")
+    else:
+        print(made, end="")
+    return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from core.group_commands import compare_command
+
+    _print(arguments, *compare_command(arguments, _config_of(arguments), _store(arguments)))
+    return 0
+
+
+def _groups(arguments: argparse.Namespace) -> int:
+    from core.group_commands import groups_command
+
+    _print(arguments, *groups_command(_store(arguments)))
+    return 0
+
+
+def _forecast(arguments: argparse.Namespace) -> int:
+    from core.group_commands import forecast_command
+
+    _print(arguments, *forecast_command(arguments, _config_of(arguments), _store(arguments)))
     return 0
 
 

@@ -53,26 +53,26 @@ def chart_specs(has_top5: bool) -> list[ChartSpec]:
             "loss",
             "Loss",
             [_line("Training", "loss"), _dots("Validation", "val_loss", "step")],
-            _layout("Loss", step, "Cross-entropy"),
+            base_layout("Loss", step, "Cross-entropy"),
         ),
         ChartSpec(
             "top1",
             "Top-1 accuracy",
             [_line("Training", "top1"), _dots("Validation", "val_top1", "step")],
-            _layout("Top-1 accuracy", step, "Percent"),
+            base_layout("Top-1 accuracy", step, "Percent"),
         ),
         ChartSpec(
             "top5",
             "Top-5 accuracy",
             [_dots("Validation", "val_top5", "step")],
-            _layout("Top-5 accuracy", step, "Percent"),
+            base_layout("Top-5 accuracy", step, "Percent"),
             needs_top5=True,
         ),
         ChartSpec(
             "lr",
             "Learning rate",
             [_line("Learning rate", "lr")],
-            _layout("Learning rate", step, "", tickformat="~e", rangemode="tozero"),
+            base_layout("Learning rate", step, "", tickformat="~e", rangemode="tozero"),
         ),
         ChartSpec(
             "seconds",
@@ -86,13 +86,13 @@ def chart_specs(has_top5: bool) -> list[ChartSpec]:
                     {"type": "bar", "width": 0.6, "marker": {"color": TRAINING_COLOUR}},
                 )
             ],
-            _layout("Epoch time", epoch, "Seconds", rangemode="tozero"),
+            base_layout("Epoch time", epoch, "Seconds", rangemode="tozero"),
         ),
         ChartSpec(
             "throughput",
             "Throughput",
             [_line("Throughput", "throughput")],
-            _layout("Throughput", step, "Images/s", rangemode="tozero"),
+            base_layout("Throughput", step, "Images/s", rangemode="tozero"),
         ),
     ]
     return [chart for chart in charts if has_top5 or not chart.needs_top5]
@@ -157,7 +157,7 @@ def compare_figure(runs: Sequence[tuple[str, RunSeries]], metric: str) -> go.Fig
                 "line": {"color": colour, "width": 2},
             }
         )
-    layout = _layout(titles.get(metric, metric), "Epoch" if is_by_epoch else "Step", "")
+    layout = base_layout(titles.get(metric, metric), "Epoch" if is_by_epoch else "Step", "")
     return go.Figure(data=traces, layout={**layout, "showlegend": True})
 
 
@@ -176,7 +176,8 @@ def _dots(name: str, column: str, x: str) -> TraceSpec:
     return TraceSpec(name, "epochs", x, column, style)
 
 
-def _layout(title: str, x_title: str, y_title: str, **y_axis: Any) -> dict[str, Any]:
+def base_layout(title: str, x_title: str, y_title: str, **y_axis: Any) -> dict[str, Any]:
+    """What all charts have in common; `y_axis` goes to plotly's y axis."""
     return {
         "title": {"text": title, "font": {"size": 15}, "x": 0.02, "xanchor": "left"},
         "margin": {"l": 56, "r": 12, "t": 44, "b": 40},

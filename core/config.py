@@ -25,6 +25,8 @@ Sampling = Literal["shuffle", "balanced"]
 ClassWeights = Literal["none", "balanced"]
 ValDuplicates = Literal["keep", "drop"]
 TorchCompile = Literal["off", "on"]
+Process = Literal["shared", "own"]
+Caches = Literal["use", "anew"]
 
 
 class RunConfig(BaseModel):
@@ -263,6 +265,18 @@ class RunConfig(BaseModel):
         le=10_000,
         title="Log every",
         description="Steps between two logged figures; the device is waited for on these.",
+    )
+    process: Process = Field(
+        "shared",
+        title="Process",
+        description="shared: in the process that was asked, where programs that were compiled for earlier runs are "
+        "at hand; own: in a new process.",
+    )
+    caches: Caches = Field(
+        "use",
+        title="Caches",
+        description="use: pictures and programs that earlier runs left; anew: decode and pack all pictures for this "
+        "run alone, and take no kept programs.",
     )
 
     @model_validator(mode="after")

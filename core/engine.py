@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from core.compiles import CompileWatch
-from core.events import EpochEnded, Event, PhaseChanged, Phases
+from core.events import EpochEnded, Event, PhaseChanged
 from core.metrics import Figures, Sums
 from core.schedule import lr_at
 from core.step_log import StepLog
@@ -26,28 +26,29 @@ class Control(Protocol):
     def should_stop(self) -> bool: ...
 
 
-def fit(
-    task: Task, *, emit: Callable[[Event], None], control: Control, clock: Callable[[], float]
-) -> tuple[str, Phases]:
+def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str:
     """Train for the config's epochs, or until asked to stop.
 
+    Args:
+        timer: is given all time spent here, also of an epoch that fails.
+
     Returns:
-        `finished` or `stopped`, and the phases of the time spent here.
+        `finished` or `stopped`.
 
     Raises:
         TrainingError: the loss is not finite; the step is named.
     """
-    spent, best, step = Phases(), -1.0, 0
+    best, step = -1.0, 0
     watch = CompileWatch(task.device, emit)
     for epoch in range(1, task.config.epochs + 1):
-        timer = PhaseTimer(clock)
+        spent, began_s = timer.phases(), timer.total_s()
         compiles = task.device.compile_count()
-        train, images_per_s, step, stopped = train_epoch(task, epoch, step, timer, emit, control, watch)
-        if stopped:
+        trained, step, is_whole = train_epoch(task, epoch, step, timer, emit, control, watch)
+        if not is_whole:
             emit(PhaseChanged("saving", epoch))
             task.save("last", epoch - 1)
             timer.lap("checkpoint")
-            return "stopped", spent + timer.phases()
+            return "stopped"
         emit(PhaseChanged("validating", epoch))
         val = evaluate(task, timer, watch, step=step, epoch=epoch)
         emit(PhaseChanged("saving", epoch))
@@ -56,6 +57,7 @@ def fit(
             task.save("best", epoch)
         task.save("last", epoch)
         timer.lap("checkpoint")
+        train = trained.totals.figures()
         emit(
             EpochEnded(
                 epoch=epoch,
@@ -65,18 +67,20 @@ def fit(
                 val_loss=val.loss,
                 val_top1=val.top1,
                 val_top5=val.top5 if task.num_classes > 5 else None,
-                seconds=timer.total_s(),
-                images_per_s=images_per_s,
-                phases=timer.phases(),
+                seconds=timer.total_s() - began_s,
+                images_per_s=trained.images_per_s(),
+                phases=timer.phases() - spent,
                 compile_count=task.device.compile_count() - compiles,
                 lr=lr_at(task.config, step, task.train.num_batches),
+                step_times=trained.step_times.counts(),
+                left_out=dict(trained.left_out),
+                device_idle_s=trained.idle_s,
             )
         )
         timer.lap("other")
-        spent = spent + timer.phases()
         if control.should_stop() and epoch < task.config.epochs:
-            return "stopped", spent
-    return "finished", spent
+            return "stopped"
+    return "finished"
 
 
 def train_epoch(
@@ -87,23 +91,22 @@ def train_epoch(
     emit: Callable[[Event], None],
     control: Control,
     watch: CompileWatch,
-) -> tuple[Figures, float | None, int, bool]:
+) -> tuple[StepLog, int, bool]:
     """One pass over the training images.
 
     Returns:
-        The epoch's means, its throughput over settled steps (images/s), the number of the last step, and
-        whether it was asked to stop before the end.
+        What was logged of the epoch, the number of the last step, and whether it came to its end, unasked to stop.
     """
     device, config, steps = task.device, task.config, task.train.num_batches
     task.set_train_mode()
     may_compile = step == 0 and device.kind == "xla"
     emit(PhaseChanged("compiling" if may_compile else "training", epoch))
     stop = False
+    log = StepLog(task, epoch, timer, emit)
     with closing(task.train.epoch(epoch)) as batches:
-        log = StepLog(task, epoch, timer, emit)
         for index, batch in enumerate(batches, start=1):
             step += 1
-            log.waited_for_data(timer.lap("data_wait"))
+            log.has_batch(timer.lap("data_wait"))
             lr = lr_at(config, step, steps)
             with device.turn():
                 timer.lap("other")
@@ -118,14 +121,14 @@ def train_epoch(
                 if step == 1 or step % config.log_every == 0 or is_last:
                     log.cut(step, lr)
                 if step == 1 or is_last:
-                    log.finish()
+                    log.finish(is_all=is_last)
             if may_compile:
                 may_compile = False
                 emit(PhaseChanged("training", epoch))
             if stop:
                 break
     timer.lap("other")
-    return log.totals.figures(), log.images_per_s(), step, stop
+    return log, step, not stop
 
 
 def evaluate(task: Task, timer: PhaseTimer, watch: CompileWatch, *, step: int = 0, epoch: int = 0) -> Figures:

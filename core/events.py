@@ -31,6 +31,10 @@ class Phases:
         mine, theirs = asdict(self), asdict(other)
         return Phases(**{name: mine[name] + theirs[name] for name in mine})
 
+    def __sub__(self, other: Phases) -> Phases:
+        mine, theirs = asdict(self), asdict(other)
+        return Phases(**{name: mine[name] - theirs[name] for name in mine})
+
 
 @dataclass(frozen=True)
 class PhaseChanged:
@@ -56,6 +60,61 @@ class ImageLost:
 
     file: str
     why: str
+
+
+@dataclass(frozen=True)
+class CacheBuilt:
+    """Pictures were decoded and packed for this run; `seconds` from the first to the last, partly beside training."""
+
+    images: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class MachineSampled:
+    """What the machine was doing in the last second or so; None where it can't be read.
+
+    CPU figures are percent of the whole machine: all processes, those of this run, and all others.
+    """
+
+    cpu_percent: float | None = None
+    own_cpu_percent: float | None = None
+    other_cpu_percent: float | None = None
+    memory_percent: float | None = None
+    own_memory_gib: float | None = None
+    gpu_percent: float | None = None
+    gpu_clock_mhz: float | None = None
+    gpu_temperature_c: float | None = None
+    gpu_power_w: float | None = None
+    gpu_memory_gib: float | None = None
+    gpu_throttled: float | None = None
+    tpu_duty_percent: float | None = None
+    tpu_memory_gib: float | None = None
+
+
+@dataclass(frozen=True)
+class ForecastMade:
+    """How long the run was expected to take; bounds hold the true value 19 times in 20, None where none are known."""
+
+    basis: str
+    epoch_s: float
+    total_s: float
+    epoch_low_s: float | None = None
+    epoch_high_s: float | None = None
+    total_low_s: float | None = None
+    total_high_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ProbeMeasured:
+    """A few steps were timed in the place of a run: seconds of each settled training and evaluation step."""
+
+    step_s: list[float]
+    evaluation_step_s: list[float]
+    steps_per_epoch: int
+    evaluation_steps: int
+    setup_s: float
+    compile_s: float
 
 
 @dataclass(frozen=True)
@@ -97,7 +156,10 @@ class HostFallback:
 
 @dataclass(frozen=True)
 class StepLogged:
-    """A step whose figures were fetched: means over the images since the step logged before."""
+    """A step whose figures were fetched: means over the images since the step logged before.
+
+    `seconds` and `data_wait_s` are of all `steps` since then; `left_out` says why they don't count as settled.
+    """
 
     step: int
     epoch: int
@@ -109,11 +171,19 @@ class StepLogged:
     data_wait_s: float
     images_per_s: float | None
     compiles: int
+    steps: int = 1
+    left_out: str = ""
 
 
 @dataclass(frozen=True)
 class EpochEnded:
-    """An epoch with its validation; accuracies in percent, k/N with the true N."""
+    """An epoch with its validation; accuracies in percent, k/N with the true N.
+
+    Attributes:
+        step_times: settled steps by the number of their bin, see `StepTimes`.
+        left_out: steps that don't count as settled, by reason.
+        device_idle_s: how long the device had nothing to do between training steps, None where it can't tell.
+    """
 
     epoch: int
     step: int
@@ -127,6 +197,9 @@ class EpochEnded:
     phases: Phases
     compile_count: int
     lr: float
+    step_times: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = field(default_factory=dict)
+    device_idle_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +231,10 @@ Event = (
     PhaseChanged
     | ProgressMade
     | ImageLost
+    | CacheBuilt
+    | MachineSampled
+    | ForecastMade
+    | ProbeMeasured
     | RunPrepared
     | ProgramCompiled
     | HostFallback

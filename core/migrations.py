@@ -48,6 +48,26 @@ MIGRATIONS = [
         pid_started REAL NOT NULL
     ) STRICT;
     """,
+    """
+    ALTER TABLE runs ADD COLUMN purpose TEXT NOT NULL DEFAULT 'train'
+        CHECK (purpose IN ('train','warm-up','probe'));
+    CREATE TABLE groups (
+        group_id TEXT PRIMARY KEY,
+        name TEXT NOT NULL,
+        created REAL NOT NULL,
+        note TEXT NOT NULL,
+        plan TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE group_runs (
+        group_id TEXT NOT NULL REFERENCES groups(group_id) ON DELETE CASCADE,
+        run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+        label TEXT NOT NULL,
+        start TEXT NOT NULL,
+        repeat INTEGER NOT NULL,
+        PRIMARY KEY (group_id, run_id)
+    ) STRICT;
+    CREATE INDEX groups_of_run ON group_runs (run_id);
+    """,
 ]
 
 

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from core.events import EpochEnded
-from core.store import ENDED_STATES, Store, StoredEvent
+from core.records import ENDED_STATES, StoredEvent
+from core.store import Store
 
 CAPACITY = 2048
 STEP_FIELDS = {"loss": "loss", "top1": "top1", "lr": "lr", "throughput": "images_per_s"}
-EPOCH_FIELDS = tuple(item.name for item in fields(EpochEnded) if item.name not in ("phases", "compile_count"))
+_NO_CURVE = ("phases", "compile_count", "step_times", "left_out", "device_idle_s")
+EPOCH_FIELDS = tuple(item.name for item in fields(EpochEnded) if item.name not in _NO_CURVE)
 _SHARES = {"loss": 0.45, "top1": 0.25, "throughput": 0.15, "lr": 0.1}
 
 Number = float | int | None

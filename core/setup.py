@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -28,7 +30,17 @@ from core.data.sources import open_source
 from core.devices.base import Device
 from core.ema import Ema
 from core.errors import ConfigError
-from core.events import CheckpointSaved, Event, HostFallback, ImageLost, PhaseChanged, ProgressMade, RunPrepared
+from core.events import (
+    CacheBuilt,
+    CheckpointSaved,
+    Event,
+    HostFallback,
+    ImageLost,
+    PhaseChanged,
+    ProgressMade,
+    RunPrepared,
+)
+from core.files import BUILDING, remove, sweep
 from core.machine import environment
 from core.models.build import Preprocessing, build_model, preprocessing
 from core.models.on_xla import mend_for_xla
@@ -119,7 +131,12 @@ def prepare(
         dataset, images = _read(config, looks, home, progress, resources, parts)
         train, val = _loaders(config, looks, dataset, images, device)
         order = np.concatenate([train.order(1), len(dataset.train) + val.order(1)])
-        images.fill(order.tolist(), lambda file, why: emit(ImageLost(file, why)), _progress(emit))
+        images.fill(
+            order.tolist(),
+            lambda file, why: emit(ImageLost(file, why)),
+            _progress(emit),
+            lambda count, seconds: emit(CacheBuilt(count, seconds)),
+        )
         if device.num_processes > 1:
             images.settle()
     if folder:
@@ -162,7 +179,9 @@ def prepare(
             num_trainable=built.num_trainable,
             image_size=looks.image_size,
             environment={
-                **environment(),
+                **environment(home),
+                "workers": workers_of(config, device),
+                "cached_images": "cold" if images.was_built else "warm",
                 "precision": placed.precision,
                 "matmul_precision": matmul_precision,
                 "devices": device.count,
@@ -190,6 +209,7 @@ def prepare(
         class_weights=weights,
         precision=placed.precision,
         ema=placed.ema,
+        is_packing=images.is_filling,
     )
     return Prepared(task, looks.image_size, train.batch_size, images.was_built)
 
@@ -210,17 +230,23 @@ def check_batch(config: RunConfig, count: int) -> None:
 
 def _trace(config: RunConfig, device: Device, module: nn.Module, image_size: int, num_classes: int) -> list[str]:
     """What the device would leave to the host in each step, after mending what can be mended; in place."""
-    found = preflight(
-        module,
-        device,
-        image_size=image_size,
-        num_classes=num_classes,
-        # what falls back does so for any batch, and BatchNorm takes no single value
-        batch_size=2 * device.count,
-        precision="bf16" if config.precision == "bf16" else "fp32",
-    )
-    mended = mend_for_xla(module, found) if found else []
-    return [name for name in found if name not in mended]
+    precision = device.fast_precision if config.precision == "auto" else config.precision
+
+    def trace() -> list[str]:
+        return preflight(
+            module,
+            device,
+            image_size=image_size,
+            num_classes=num_classes,
+            # what falls back does so for any batch, and BatchNorm takes no single value
+            batch_size=2 * device.count,
+            precision="bf16" if precision == "bf16" else "fp32",
+        )
+
+    found = trace()
+    if found and mend_for_xla(module, found):
+        found = trace()
+    return found
 
 
 @dataclass(frozen=True)
@@ -275,7 +301,7 @@ def _read(
     """Scan the data and pack what is decoded on the way, so that each file is decoded once."""
     source = open_source(config.data, home, progress)
     parts.end("source")
-    images = PackedImages(home, fit_for(config, looks))
+    images = PackedImages(_cache_home(config, home, resources), fit_for(config, looks))
     resources.callback(images.close)
     dataset = scan(
         source,
@@ -286,10 +312,21 @@ def _read(
         sink=images.add,
         at_least=images.fit.size,
         progress=progress,
+        anew=config.caches == "anew",
     )
     images.choose([*dataset.train, *dataset.val])
-    parts.end("scan_and_pack" if images.was_built else "scan")
+    parts.end("cache_build" if images.was_built else "scan")
     return dataset, images
+
+
+def _cache_home(config: RunConfig, home: Path, resources: ExitStack) -> Path:
+    """Below which folder packed pictures lie; for a run that makes them anew, one that goes with the run."""
+    if config.caches == "use":
+        return home
+    own = home / "cache" / f"{BUILDING}{os.getpid()}-{secrets.token_hex(4)}"
+    sweep(own.parent)
+    resources.callback(remove, own)
+    return own
 
 
 def fit_for(config: RunConfig, looks: Preprocessing) -> Fit:
@@ -311,7 +348,7 @@ def _loaders(
             numbers[part],
             labels[part],
             recipe=recipe,
-            workers=num_workers(config.workers, device.kind, device.num_processes),
+            workers=workers_of(config, device),
             multiple_of=device.count * config.accumulate,
             parts=device.num_processes * config.accumulate,
             stage=device.stage,
@@ -346,6 +383,11 @@ def loader_for(
         seed=config.seed,
         **more,
     )
+
+
+def workers_of(config: RunConfig, device: Device) -> int:
+    """Threads that prepare batches."""
+    return num_workers(config.workers, device.kind, device.num_processes)
 
 
 def _labels(dataset: Dataset) -> np.ndarray[Any, np.dtype[np.int64]]:

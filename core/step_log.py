@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from core.devices.base import StepTime
 from core.errors import TrainingError
 from core.events import Event, StepLogged
 from core.metrics import Sums, Totals, TotalsOnTheWay
+from core.step_times import StepTimes
 from core.task import Task
 from core.timing import PhaseTimer
 
@@ -18,15 +21,29 @@ MAX_AHEAD = 32
 """Steps that the host may be ahead of the device: each keeps a batch in the device's memory."""
 
 
+SETTLED, FIRST, COMPILING, PACKING = "", "first steps", "compiling", "packing images"
+"""Why steps don't count as settled."""
+
+
 @dataclass
 class _Stretch:
     """The steps since the last logged one."""
 
     steps: int = 0
     images: int = 0
-    data_wait_s: float = 0.0
     compiles: int = 0
     is_disturbed: bool = False
+    is_packing: bool = False
+    waits_s: list[float] = field(default_factory=list)
+    """How long the host waited for the batch of each step."""
+    times: list[StepTime] = field(default_factory=list)
+    """What the device told of the first of these steps, soon of all."""
+    left_out: str | None = None
+    """Known once it is logged."""
+
+    def data_wait_s(self) -> float:
+        """How long the device waited for batches; what it hasn't told yet is taken as the host saw it."""
+        return sum(time.data_wait_s for time in self.times) + sum(self.waits_s[len(self.times) :])
 
 
 @dataclass(frozen=True)
@@ -44,31 +61,44 @@ class StepLog:
 
     On a device that runs behind the host, the figures of a logged step are fetched when the step after it has been
     sent, so that there is always work for the device. A stretch of steps lasts from the moment at which the figures
-    of the stretch before were ready until its own are, by the device's own clock where it has one.
+    of the stretch before were ready until its own are, by the device's own clock where it has one. The host's waits
+    for data count as such only as far as the device had nothing to do meanwhile, else as compute.
 
     Attributes:
         sums: where steps add their loss and hits.
         totals: of all stretches logged so far.
+        step_times: of all settled steps so far.
+        left_out: steps that are not settled, by reason.
+        idle_s: how long the device had nothing to do, None where it can't tell.
     """
 
     def __init__(self, task: Task, epoch: int, timer: PhaseTimer, emit: Callable[[Event], None]) -> None:
         self._device, self._epoch, self._timer, self._emit = task.device, epoch, timer, emit
+        self._is_packing = task.is_packing
         with self._device.turn():
             self.sums, self.totals = Sums(self._device), Totals()
         self._stretch, self._on_the_way = _Stretch(), list[_OnTheWay]()
         self._settled = _Settled()
+        self.step_times, self.left_out = StepTimes(), Counter[str]()
+        self.idle_s: float | None = None
         timer.lap("other")
+        self._watch = self._device.watch_steps(timer.total_s)
+        self._untold: deque[_Stretch] = deque()
         self._ended_s, self._ended_device_s = timer.total_s(), math.nan
 
-    def waited_for_data(self, seconds: float) -> None:
-        """The step to come had to wait so long for its batch."""
-        self._stretch.data_wait_s += seconds
+    def has_batch(self, waited_s: float) -> None:
+        """The batch of the step to come has arrived, for which the host had to wait so long."""
+        self._stretch.waits_s.append(waited_s)
+        self._watch.has_batch(waited_s)
 
     def sent(self, images: int, compiles: int) -> None:
         """A step was sent, and these programs were compiled for it; figures of an earlier one are taken in now."""
+        self._watch.sent()
+        self._untold.append(self._stretch)
         self._stretch.steps += 1
         self._stretch.images += images
         self._stretch.compiles += compiles
+        self._stretch.is_packing |= self._is_packing()
         if compiles:
             for earlier in self._on_the_way:
                 # its end is seen only now, after the compile
@@ -77,6 +107,7 @@ class StepLog:
         if self._device.runs_behind and self._stretch.steps % MAX_AHEAD == 0:
             self._device.wait()
             self._timer.lap("compute")
+            self._take_times()
 
     def cut(self, step: int, lr: float) -> None:
         """The step that was just sent is a logged one."""
@@ -85,14 +116,19 @@ class StepLog:
         if not self._device.runs_behind:
             self.finish()
 
-    def finish(self) -> None:
+    def finish(self, *, is_all: bool = False) -> None:
         """Wait for the figures that are on their way, and log them.
+
+        Args:
+            is_all: also wait until the device has told of all steps.
 
         Raises:
             TrainingError: a loss is not finite.
         """
         while self._on_the_way:
             self._log(self._on_the_way.pop(0))
+        if is_all:
+            self._take_times(is_all=True)
 
     def images_per_s(self) -> float | None:
         """Throughput over the epoch's settled steps; None where there are none."""
@@ -101,6 +137,7 @@ class StepLog:
     def _log(self, logged: _OnTheWay) -> None:
         totals = logged.figures.totals()
         self._timer.lap("compute")
+        self._take_times()
         self.totals += totals
         stretch, seconds, means = logged.stretch, self._seconds(logged.figures), totals.figures()
         if not math.isfinite(means.loss):
@@ -108,10 +145,15 @@ class StepLog:
                 f"The training loss is {means.loss} at step {logged.step} (epoch {self._epoch}).",
                 fix="Lower the learning rate, add warm-up epochs, or train in fp32.",
             )
-        is_settled = logged.step > SETTLING_STEPS and not stretch.compiles and not stretch.is_disturbed
-        if is_settled:
+        stretch.left_out = _reason(logged.step, stretch)
+        if stretch.left_out == SETTLED:
             self._settled.images += stretch.images
             self._settled.seconds += seconds
+            for time in stretch.times:
+                self._keep(time)
+        else:
+            self.left_out[stretch.left_out] += stretch.steps
+        is_timed = stretch.left_out == SETTLED and seconds > 0
         self._emit(
             StepLogged(
                 step=logged.step,
@@ -121,18 +163,46 @@ class StepLog:
                 lr=logged.lr,
                 images=means.images,
                 seconds=seconds,
-                data_wait_s=stretch.data_wait_s,
-                images_per_s=stretch.images / seconds if is_settled and seconds > 0 else None,
+                data_wait_s=stretch.data_wait_s(),
+                images_per_s=stretch.images / seconds if is_timed else None,
                 compiles=stretch.compiles,
+                steps=stretch.steps,
+                left_out=stretch.left_out,
             )
         )
         self._timer.lap("other")
+
+    def _take_times(self, *, is_all: bool = False) -> None:
+        """Hear which steps have ended, and how long the device really waited for their batches."""
+        for time in self._watch.done(is_all=is_all):
+            stretch = self._untold.popleft()
+            host_s = stretch.waits_s[len(stretch.times)]
+            stretch.times.append(time)
+            # the device was still busy with earlier steps
+            self._timer.move("data_wait", "compute", host_s - time.data_wait_s)
+            if time.idle_s is not None:
+                self.idle_s = (self.idle_s or 0.0) + time.idle_s
+            if stretch.left_out == SETTLED:
+                self._keep(time)
+
+    def _keep(self, time: StepTime) -> None:
+        if time.seconds is not None:
+            self.step_times.add(time.seconds)
 
     def _seconds(self, figures: TotalsOnTheWay) -> float:
         now_s, now_device_s = self._timer.total_s(), figures.fetch.device_s()
         by_host, by_device = now_s - self._ended_s, (now_device_s or math.nan) - self._ended_device_s
         self._ended_s, self._ended_device_s = now_s, now_device_s or math.nan
         return by_host if math.isnan(by_device) else by_device
+
+
+def _reason(step: int, stretch: _Stretch) -> str:
+    """Why the stretch that ends with this step is left out of throughput; empty where it counts."""
+    if step <= SETTLING_STEPS:
+        return FIRST
+    if stretch.compiles or stretch.is_disturbed:
+        return COMPILING
+    return PACKING if stretch.is_packing else SETTLED
 
 
 @dataclass

@@ -14,59 +14,35 @@ import shutil
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from core.config import RunConfig
 from core.errors import StoreError
 from core.events import Event, kind_of, payload_of
 from core.migrations import migrate
+from core.records import (
+    ACTIVE_STATES,
+    ENDED_STATES,
+    GroupRecord,
+    Member,
+    PlannedRun,
+    RunRecord,
+    StoredEvent,
+    process_lives,
+    process_start,
+    record_of,
+)
 
-ACTIVE_STATES = ("queued", "running", "paused")
-ENDED_STATES = ("stopped", "finished", "failed", "interrupted")
 HOME_VARIABLE = "FINETUNE_HOME"
 
 
 def default_home() -> Path:
     """The folder that holds database, caches and runs: the environment variable, else ./runs."""
     return Path(os.environ.get(HOME_VARIABLE) or "runs").expanduser().resolve()
-
-
-@dataclass(frozen=True)
-class StoredEvent:
-    """An event as it lies in the store; `id` grows over all runs, `at` is Unix time."""
-
-    id: int
-    kind: str
-    at: float
-    payload: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """A run's row. Times are Unix seconds; `phase` is the last `PhaseChanged` and where it stands."""
-
-    run_id: str
-    name: str
-    state: str
-    config: RunConfig
-    device_kind: str | None
-    created: float
-    started: float | None
-    ended: float | None
-    heartbeat: float | None
-    phase: dict[str, Any]
-    note: str
-    tags: list[str]
-
-    @property
-    def is_active(self) -> bool:
-        return self.state in ACTIVE_STATES
 
 
 class Store:
@@ -104,35 +80,27 @@ class Store:
     # Runs
 
     def create_run(
-        self, config: RunConfig, *, name: str = "", request_token: str | None = None, own: bool = False
+        self,
+        config: RunConfig,
+        *,
+        name: str = "",
+        request_token: str | None = None,
+        own: bool = False,
+        purpose: str = "train",
     ) -> str:
         """Queue a run and return its id.
 
         Args:
             request_token: two calls with the same token make one run, and both get its id.
             own: this process will train it itself, so a waiting worker leaves it alone.
+            purpose: see `RunRecord`.
         """
-        pid, started = (os.getpid(), _process_start(os.getpid())) if own else (None, None)
-        run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
         with self._write() as db:
             if request_token is not None:
                 row = db.execute("SELECT run_id FROM runs WHERE request_token = ?", (request_token,)).fetchone()
                 if row:
                     return str(row["run_id"])
-            db.execute(
-                "INSERT INTO runs (run_id, name, state, config, pid, pid_started, created, request_token) "
-                "VALUES (?,?,'queued',?,?,?,?,?)",
-                (
-                    run_id,
-                    name or _default_name(config),
-                    config.model_dump_json(),
-                    pid,
-                    started,
-                    time.time(),
-                    request_token,
-                ),
-            )
-        return run_id
+            return _insert(db, config, name, request_token, own, purpose)
 
     def get_run(self, run_id: str) -> RunRecord:
         """The run's row.
@@ -143,17 +111,19 @@ class Store:
         rows = self._read("SELECT * FROM runs WHERE run_id = ?", (run_id,))
         if not rows:
             raise StoreError(f"There is no run '{run_id}'.", fix="See python -m core runs for the ids.")
-        return _record(rows[0])
+        return record_of(rows[0])
 
-    def list_runs(self, *, active_only: bool = False) -> list[RunRecord]:
-        """All runs, newest first."""
-        where = f"WHERE state IN {ACTIVE_STATES}" if active_only else ""
-        return [_record(row) for row in self._read(f"SELECT * FROM runs {where} ORDER BY created DESC, rowid DESC")]
+    def list_runs(self, *, active_only: bool = False, with_probes: bool = False) -> list[RunRecord]:
+        """All runs, newest first; probes are no runs to people."""
+        where = "WHERE " + " AND ".join(
+            [f"state IN {ACTIVE_STATES}" if active_only else "1", "1" if with_probes else "purpose <> 'probe'"]
+        )
+        return [record_of(row) for row in self._read(f"SELECT * FROM runs {where} ORDER BY created DESC, rowid DESC")]
 
     def waiting_runs(self) -> list[RunRecord]:
         """Queued runs that no process keeps for itself, oldest first."""
         query = "SELECT * FROM runs WHERE state = 'queued' AND pid IS NULL ORDER BY created, rowid"
-        return [_record(row) for row in self._read(query)]
+        return [record_of(row) for row in self._read(query)]
 
     def rename(self, run_id: str, name: str) -> None:
         if not name.strip():
@@ -177,6 +147,78 @@ class Store:
                 raise StoreError(f"Run {run_id} is still active.", fix="Stop it first.")
             db.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
         shutil.rmtree(self.run_folder(run_id), ignore_errors=True)
+
+    # Groups
+
+    def create_group(
+        self, name: str, runs: Sequence[PlannedRun], *, plan: dict[str, Any], note: str = "", own: bool = False
+    ) -> str:
+        """Queue the runs of a new group in this order, and return the group's id.
+
+        Args:
+            plan: how the group was put together, for people: plain JSON values.
+            own: see `create_run`.
+        """
+        with self._write() as db:
+            group_id = _insert_group(db, name, plan, note)
+            for run in runs:
+                title = f"{name}: {run.label}, {run.start} {run.repeat}".replace(", warm 0", ", warm-up")
+                run_id = _insert(db, run.config, title, None, own, run.purpose)
+                _insert_member(db, group_id, run_id, run.label, run.start, run.repeat)
+        return group_id
+
+    def group_runs(self, name: str, members: Sequence[tuple[str, str, str]], *, note: str = "") -> str:
+        """Put past runs into a new group, and return its id.
+
+        Args:
+            members: run id, label and start (cold, warm or "") of each.
+
+        Raises:
+            StoreError: one of the runs is not there.
+        """
+        repeats: Counter[tuple[str, str]] = Counter()
+        with self._write() as db:
+            group_id = _insert_group(db, name, {}, note)
+            for run_id, label, start in members:
+                self.get_run(run_id)
+                repeats[label, start] += 1
+                _insert_member(db, group_id, run_id, label, start, repeats[label, start])
+        return group_id
+
+    def get_group(self, group_id: str) -> GroupRecord:
+        """The group with its runs; a run that was deleted is in it no more.
+
+        Raises:
+            StoreError: there is no such group.
+        """
+        rows = self._read("SELECT * FROM groups WHERE group_id = ?", (group_id,))
+        if not rows:
+            raise StoreError(f"There is no run group '{group_id}'.", fix="See python -m core groups for the ids.")
+        return self._group(rows[0])
+
+    def list_groups(self) -> list[GroupRecord]:
+        """All groups, newest first."""
+        return [self._group(row) for row in self._read("SELECT * FROM groups ORDER BY created DESC, rowid DESC")]
+
+    def delete_group(self, group_id: str) -> None:
+        """Forget the group; its runs stay."""
+        with self._write() as db:
+            db.execute("DELETE FROM groups WHERE group_id = ?", (group_id,))
+
+    def _group(self, row: sqlite3.Row) -> GroupRecord:
+        members = self._read(
+            "SELECT run_id, label, start, repeat, purpose, state FROM group_runs JOIN runs USING (run_id) "
+            "WHERE group_id = ? ORDER BY group_runs.rowid",
+            (row["group_id"],),
+        )
+        return GroupRecord(
+            row["group_id"],
+            row["name"],
+            row["created"],
+            row["note"],
+            json.loads(row["plan"]),
+            [Member(**member) for member in members],
+        )
 
     # What the trainer tells
 
@@ -204,12 +246,12 @@ class Store:
         Raises:
             StoreError: the run is not queued.
         """
-        pid, started = os.getpid(), _process_start(os.getpid())
+        pid, started = os.getpid(), process_start(os.getpid())
         with self._write() as db:
             if self.get_run(run_id).state != "queued":
                 raise StoreError(f"Run {run_id} is not queued.", fix="Start a new run.")
             row = db.execute("SELECT * FROM device_locks WHERE device_kind = ?", (device_kind,)).fetchone()
-            if row and _process_lives(row["pid"], row["pid_started"]):
+            if row and process_lives(row["pid"], row["pid_started"]):
                 return False
             db.execute("INSERT OR REPLACE INTO device_locks VALUES (?,?,?,?)", (device_kind, run_id, pid, started))
             db.execute(
@@ -218,6 +260,11 @@ class Store:
                 (device_kind, pid, started, time.time(), time.time(), run_id),
             )
         return True
+
+    def is_held(self, device_kind: str) -> bool:
+        """Whether a run of a process that lives has this device."""
+        rows = self._read("SELECT * FROM device_locks WHERE device_kind = ?", (device_kind,))
+        return any(process_lives(row["pid"], row["pid_started"]) for row in rows)
 
     def end_run(self, run_id: str, state: str) -> None:
         """Set the run's last state and give its device back."""
@@ -233,7 +280,7 @@ class Store:
             for row in db.execute(
                 "SELECT * FROM runs WHERE state IN ('running','paused') OR (state = 'queued' AND pid IS NOT NULL)"
             ).fetchall():
-                if not _process_lives(row["pid"], row["pid_started"]):
+                if not process_lives(row["pid"], row["pid_started"]):
                     db.execute(
                         "UPDATE runs SET state='interrupted', ended=coalesce(heartbeat, created) WHERE run_id=?",
                         (row["run_id"],),
@@ -292,38 +339,36 @@ class Store:
             self._db.execute("COMMIT")
 
 
-def _record(row: sqlite3.Row) -> RunRecord:
-    return RunRecord(
-        run_id=row["run_id"],
-        name=row["name"],
-        state=row["state"],
-        config=RunConfig.model_validate_json(row["config"]),
-        device_kind=row["device_kind"],
-        created=row["created"],
-        started=row["started"],
-        ended=row["ended"],
-        heartbeat=row["heartbeat"],
-        phase=json.loads(row["phase"]),
-        note=row["note"],
-        tags=json.loads(row["tags"]),
+def _insert(db: sqlite3.Connection, config: RunConfig, name: str, token: str | None, own: bool, purpose: str) -> str:
+    pid, started = (os.getpid(), process_start(os.getpid())) if own else (None, None)
+    run_id = time.strftime("%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+    db.execute(
+        "INSERT INTO runs (run_id, name, state, config, pid, pid_started, created, request_token, purpose) "
+        "VALUES (?,?,'queued',?,?,?,?,?,?)",
+        (
+            run_id,
+            name or _default_name(config),
+            config.model_dump_json(),
+            pid,
+            started,
+            time.time(),
+            token,
+            purpose,
+        ),
     )
+    return run_id
+
+
+def _insert_group(db: sqlite3.Connection, name: str, plan: dict[str, Any], note: str) -> str:
+    group_id = time.strftime("group-%Y%m%d-%H%M%S-") + secrets.token_hex(3)
+    db.execute("INSERT INTO groups VALUES (?,?,?,?,?)", (group_id, name, time.time(), note, json.dumps(plan)))
+    return group_id
+
+
+def _insert_member(db: sqlite3.Connection, group_id: str, run_id: str, label: str, start: str, repeat: int) -> None:
+    db.execute("INSERT INTO group_runs VALUES (?,?,?,?,?)", (group_id, run_id, label, start, repeat))
 
 
 def _default_name(config: RunConfig) -> str:
     data = config.data.rstrip("/").rsplit("/", 1)[-1].removeprefix("builtin:")
     return f"{config.model.rsplit('/', 1)[-1]} on {data}"
-
-
-def _process_start(pid: int) -> float:
-    return float(psutil.Process(pid).create_time())
-
-
-def _process_lives(pid: int | None, started: float | None) -> bool:
-    """Whether that very process lives; a number used again by another process does not count."""
-    if pid is None or started is None:
-        return False
-    try:
-        process = psutil.Process(pid)
-        return bool(abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

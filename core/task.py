@@ -39,7 +39,8 @@ class Task:
 
     `save(which, epoch)` writes a checkpoint; `set_train_mode()` puts the model into training mode, save for frozen
     parts; `class_weights`, (classes,) float32, count in the training loss alone; `precision` is fp32, bf16 or fp16;
-    `ema`, where there is one, is what is validated.
+    `ema`, where there is one, is what is validated; `is_packing` says whether pictures are still being decoded and
+    packed beside the training.
     """
 
     config: RunConfig
@@ -56,6 +57,7 @@ class Task:
     class_weights: Tensor | None = None
     precision: str = "fp32"
     ema: Ema | None = None
+    is_packing: Callable[[], bool] = lambda: False
 
     def __post_init__(self) -> None:
         with self.device.turn():

@@ -13,12 +13,13 @@ class PhaseTimer:
 
     Args:
         clock: seconds that only grow, as `time.perf_counter`.
+        start: when time began to count, by that clock; now where None.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(self, clock: Callable[[], float], start: float | None = None) -> None:
         self._clock = clock
         self._spent = dict.fromkeys(asdict(Phases()), 0.0)
-        self._start = self._last = clock()
+        self._start = self._last = clock() if start is None else start
 
     def lap(self, phase: str, *, compile_s: float = 0.0) -> float:
         """Give the time since the last lap to `phase`, less what of it went into compiling.
@@ -33,6 +34,11 @@ class PhaseTimer:
         self._spent["compile_s"] += compile_s
         self._last = now
         return seconds
+
+    def move(self, source: str, target: str, seconds: float) -> None:
+        """Seconds that were given to the phase `source` turn out to belong to `target`."""
+        self._spent[f"{source}_s"] -= seconds
+        self._spent[f"{target}_s"] += seconds
 
     def phases(self) -> Phases:
         """The laps so far."""

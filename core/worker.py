@@ -10,22 +10,24 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
+from core.analysis.forecast import forecast_for
+from core.child import train_in_child
 from core.config import RunConfig
 from core.devices import Device, check_precision, open_device, resolve_kind
 from core.devices.ranks import count_processes
 from core.devices.xla import XLA_LOCK, initialise, xla_info
 from core.engine import Control, fit
-from core.errors import AppError, StoreError
+from core.errors import AppError, DeviceError, StoreError
 from core.events import (
     Event,
     HostFallback,
     PhaseChanged,
-    Phases,
     ProgramCompiled,
     ProgressMade,
     RunEnded,
@@ -36,13 +38,24 @@ from core.events import (
 )
 from core.launch import Job, train_in_processes
 from core.memory import memory_full
+from core.probe import probe
+from core.records import RunRecord
 from core.setup import Prepared, StoppedInSetupError, check_batch, prepare
 from core.store import Store
+from core.task import Task
+from core.telemetry import Telemetry
+from core.timing import PhaseTimer
 
 _log = logging.getLogger(__name__)
 
 PULSE_S = 0.25
 """Seconds between two writes of a run's events and heartbeat, and between two looks for requests."""
+
+
+class Work(Protocol):
+    """What is done with a task; see `engine.fit`."""
+
+    def __call__(self, task: Task, *, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str: ...
 
 
 class Pulse:
@@ -51,8 +64,16 @@ class Pulse:
     A thread of its own, since the trainer may sit in a compile for minutes.
     """
 
-    def __init__(self, store: Store, run_id: str, epochs: int, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        run_id: str,
+        epochs: int,
+        on_event: Callable[[Event], None],
+        asked_here: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._store, self._run_id, self._epochs, self._on_event = store, run_id, epochs, on_event
+        self._asked_here = asked_here
         self._pending: list[tuple[float, Event]] = []
         self._phase: dict[str, Any] = {"phase": "starting_device", "epochs": epochs, "progress": 0.0}
         self._steps = 0
@@ -78,7 +99,7 @@ class Pulse:
         self._on_event(event)
 
     def should_stop(self) -> bool:
-        return self._stop.is_set()
+        return self._stop.is_set() or self._asked_here()
 
     def ask_stop(self) -> None:
         self._stop.set()
@@ -140,18 +161,49 @@ class Pulse:
                 _log.warning("Run %s can't be written now; its events are kept.", self._run_id, exc_info=True)
 
 
+def train_queued(
+    store: Store,
+    run_id: str,
+    *,
+    on_event: Callable[[Event], None] = lambda event: None,
+    on_pulse: Callable[[Pulse], None] = lambda pulse: None,
+    should_stop: Callable[[], bool] = lambda: False,
+    should_leave: Callable[[], bool] = lambda: False,
+) -> str | None:
+    """Train a queued run, here or in a process of its own as its config says, and wait for it.
+
+    Args:
+        on_event, on_pulse: see `train_run`; a process of its own tells the store alone.
+        should_stop: asked again and again; the run is then stopped and saved.
+        should_leave: a run in a process of its own is no longer waited for.
+
+    Returns:
+        The state in which it ended, or None where another run holds its device.
+    """
+    config = store.get_run(run_id).config
+    # a device that can't be had is told by the run itself
+    with contextlib.suppress(DeviceError):
+        if config.process == "own" and store.is_held(resolve_kind(config.device)):
+            return None
+    if config.process == "own":
+        return train_in_child(store, run_id, should_stop=should_stop, should_leave=should_leave)
+    return train_run(store, run_id, on_event=on_event, on_pulse=on_pulse, should_stop=should_stop)
+
+
 def train_run(
     store: Store,
     run_id: str,
     *,
     on_event: Callable[[Event], None] = lambda event: None,
     on_pulse: Callable[[Pulse], None] = lambda pulse: None,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> str | None:
     """Train a queued run in this thread.
 
     Args:
         on_event: called with each event, in this thread.
         on_pulse: handed the run's pulse at the start, through which it can be asked to stop.
+        should_stop: asked between steps, beside what is asked through the store.
 
     Returns:
         The state in which it ended, or None where another run holds its device.
@@ -159,7 +211,8 @@ def train_run(
     Raises:
         StoreError: there is no such run, or it is not queued.
     """
-    config = store.get_run(run_id).config
+    record = store.get_run(run_id)
+    config = record.config
     started = time.perf_counter()
     try:
         kind = resolve_kind(config.device)
@@ -167,7 +220,8 @@ def train_run(
         count = count_processes(kind, config.num_devices)
         check_batch(config, count)
     except AppError as error:
-        store.append_events(run_id, [(time.time(), _ended("failed", 0.0, Phases(), error))])
+        failed = _ended("failed", PhaseTimer(time.perf_counter), error)
+        store.append_events(run_id, [(time.time(), failed)])
         store.end_run(run_id, "failed")
         return "failed"
     if not store.claim(run_id, kind):
@@ -175,28 +229,39 @@ def train_run(
     threads = torch.get_num_threads()
     state = "failed"
     try:
-        with Pulse(store, run_id, config.epochs, on_event) as pulse:
+        with Pulse(store, run_id, config.epochs, on_event, should_stop) as pulse:
             on_pulse(pulse)
-            if count > 1:
-                job = Job(config, kind, store.home, store.run_folder(run_id), config.threads or threads)
-                ended = train_in_processes(job, count, emit=pulse.emit, should_stop=pulse.should_stop, started=started)
-            else:
-                ended = train_here(
-                    config,
-                    open_it=lambda: open_device(kind, store.home),
-                    home=store.home,
-                    folder=store.run_folder(run_id),
-                    emit=pulse.emit,
-                    should_stop=pulse.should_stop,
-                    control=pulse,
-                    started=started,
-                )
+            if forecast := forecast_for(store, config, kind):
+                pulse.emit(forecast)
+            with Telemetry(pulse.emit, device_kind=kind):
+                ended = _train(store, record, kind, count, pulse, started)
             state = ended.state
             pulse.emit(ended)
     finally:
         torch.set_num_threads(threads)
         store.end_run(run_id, state)
     return state
+
+
+def _train(store: Store, record: RunRecord, kind: str, count: int, pulse: Pulse, started: float) -> RunEnded:
+    """Train in this process, or in `count` processes where there are several."""
+    config, folder = record.config, store.run_folder(record.run_id)
+    is_probe = record.purpose == "probe"
+    if count > 1 and not is_probe:
+        job = Job(config, kind, store.home, folder, config.threads or torch.get_num_threads())
+        return train_in_processes(job, count, emit=pulse.emit, should_stop=pulse.should_stop, started=started)
+    return train_here(
+        config,
+        # without a home the device keeps no programs, and finds none
+        open_it=lambda: open_device(kind, store.home if config.caches == "use" else None),
+        home=store.home,
+        folder=None if is_probe else folder,
+        emit=pulse.emit,
+        should_stop=pulse.should_stop,
+        control=pulse,
+        started=started,
+        work=probe if is_probe else fit,
+    )
 
 
 def train_here(
@@ -210,6 +275,7 @@ def train_here(
     control: Control,
     started: float,
     one_by_one: Callable[[], AbstractContextManager[object]] = nullcontext,
+    work: Work = fit,
 ) -> RunEnded:
     """Train in this thread, whatever may go wrong.
 
@@ -217,11 +283,12 @@ def train_here(
         open_it, home, folder, should_stop, one_by_one: see `prepare`.
         control: asked between steps.
         started: when the run began, as `time.perf_counter` tells.
+        work: what is done with the task.
 
     Returns:
         The run's last event, which is not emitted yet.
     """
-    phases, count, compile_s = Phases(), 0, 0.0
+    timer, compiled = PhaseTimer(time.perf_counter, started), _Compiled()
     try:
         with ExitStack() as resources:
             prepared = prepare(
@@ -234,27 +301,42 @@ def train_here(
                 should_stop=should_stop,
                 one_by_one=one_by_one,
             )
-            phases, task = Phases(setup_s=time.perf_counter() - started), prepared.task
-            count, compile_s = task.device.compile_count(), task.device.compile_seconds()
-            state, spent = _fit(prepared, emit, control)
-            phases += spent
-            count = task.device.compile_count() - count
-            compile_s = task.device.compile_seconds() - compile_s
+            timer.lap("setup")
+            compiled.since(prepared.task.device)
+            try:
+                state = _do(work, prepared, emit, control, timer)
+            finally:
+                compiled.until(prepared.task.device)
     except StoppedInSetupError:
-        total_s = time.perf_counter() - started
-        return RunEnded("stopped", total_s, Phases(setup_s=total_s), 0, 0.0)
+        timer.lap("setup")
+        return RunEnded("stopped", timer.total_s(), timer.phases(), 0, 0.0)
     except Exception as error:  # the worker must outlive any failure of a run; the traceback stays with the run
-        return _ended("failed", time.perf_counter() - started, phases, error)
-    total_s = time.perf_counter() - started
-    phases += Phases(other_s=total_s - phases.total_s())
-    is_warm = not count and not prepared.was_packed
-    return RunEnded(state, total_s, phases, count, compile_s, is_warm=is_warm)
+        timer.lap("other")
+        return _ended("failed", timer, error, compiled)
+    timer.lap("other")
+    is_warm = not compiled.count and not prepared.was_packed
+    return RunEnded(state, timer.total_s(), timer.phases(), compiled.count, compiled.seconds, is_warm=is_warm)
 
 
-def _fit(prepared: Prepared, emit: Callable[[Event], None], control: Control) -> tuple[str, Phases]:
+@dataclass
+class _Compiled:
+    """What a device compiled between two moments."""
+
+    count: int = 0
+    seconds: float = 0.0
+
+    def since(self, device: Device) -> None:
+        self.count, self.seconds = -device.compile_count(), -device.compile_seconds()
+
+    def until(self, device: Device) -> None:
+        self.count += device.compile_count()
+        self.seconds += device.compile_seconds()
+
+
+def _do(work: Work, prepared: Prepared, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str:
     task = prepared.task
     try:
-        return fit(task, emit=emit, control=control, clock=time.perf_counter)
+        return work(task, emit=emit, control=control, timer=timer)
     except (RuntimeError, MemoryError) as error:
         if not task.device.out_of_memory(error):
             raise
@@ -262,7 +344,7 @@ def _fit(prepared: Prepared, emit: Callable[[Event], None], control: Control) ->
     raise memory_full(task, prepared.batch_size, prepared.image_size)
 
 
-def _ended(state: str, total_s: float, phases: Phases, error: Exception) -> RunEnded:
+def _ended(state: str, timer: PhaseTimer, error: Exception, compiled: _Compiled | None = None) -> RunEnded:
     if isinstance(error, AppError):
         reason, fix, text = error.problem, error.fix, ""
     else:
@@ -271,8 +353,10 @@ def _ended(state: str, total_s: float, phases: Phases, error: Exception) -> RunE
         text = "".join(traceback.format_exception(error))
     # a kept traceback would keep the device's memory
     error.__traceback__ = None
-    phases += Phases(other_s=total_s - phases.total_s())
-    return RunEnded(state, total_s, phases, 0, 0.0, reason, fix, type(error).__name__, text)
+    count, seconds = (compiled.count, compiled.seconds) if compiled else (0, 0.0)
+    return RunEnded(
+        state, timer.total_s(), timer.phases(), count, seconds, reason, fix, type(error).__name__, text
+    )  # fmt: skip
 
 
 class Worker:
@@ -309,7 +393,13 @@ class Worker:
                 if self._closing.is_set():
                     return
                 try:
-                    trained = train_run(self._store, record.run_id, on_pulse=self._follow) is not None or trained
+                    trained = (
+                        train_queued(
+                            self._store, record.run_id, on_pulse=self._follow, should_leave=self._closing.is_set
+                        )
+                        is not None
+                        or trained
+                    )
                 except StoreError:
                     pass  # stopped or deleted between our look and our claim
                 except Exception:  # whatever it was, the next run must find a living worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from core.store import RunRecord
+from core.records import RunRecord
 from ui.fragments import show_status
 from ui.live_chart import live_chart
 from ui.registry import services

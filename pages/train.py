@@ -61,7 +61,8 @@ def draw_form(problems: dict[str, str]) -> None:
             forms.field("precision", problems)
         with columns[1]:
             forms.field("threads", problems)
-        forms.section("Speed and memory", problems)
+        for title in ("Speed and memory", "Cold or warm"):
+            forms.section(title, problems)
     with st.container(border=True):
         st.subheader("Hyperparameters", anchor=False)
         draw_hyperparameters(problems)

@@ -26,6 +26,7 @@ from core.models.build import build_model
 from core.models.parts import set_train_mode
 from core.setup import _place
 from core.task import Task
+from core.timing import PhaseTimer
 from tests.tiny import FixedLoader, NoWishes, StopAfter, TickClock
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 0, 2, 1, 0, 3, 0, 0, 4, 0, 5, 0])
@@ -81,7 +82,7 @@ def train(device: Device, module: nn.Module, control=None, weighs: bool = False,
         ema=placed.ema,
     )
     events: list = []
-    state, _ = fit(task, emit=events.append, control=control or NoWishes(), clock=TickClock())
+    state = fit(task, emit=events.append, control=control or NoWishes(), timer=PhaseTimer(TickClock()))
     shown = placed.ema.module if placed.ema else placed.module
     return {
         "state": state,

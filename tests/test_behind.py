@@ -20,6 +20,7 @@ from core.errors import MemoryFullError
 from core.events import EpochEnded, ProgramCompiled, StepLogged
 from core.memory import fitting_batch, memory_full
 from core.precision import choose_precision
+from core.timing import PhaseTimer
 from tests.tiny import FixedLoader, NoWishes, make_task
 
 STEP_S, HOST_S = 10.0, 1.0
@@ -75,7 +76,7 @@ def behind_run(steps: int, **changes):
     images = torch.randint(0, 256, (4 * steps, 3, 8, 8), dtype=torch.uint8)
     task.device, task.train = device, FixedLoader(images, torch.arange(4 * steps) % 6, 4)
     events = []
-    fit(task, emit=events.append, control=NoWishes(), clock=clock)
+    fit(task, emit=events.append, control=NoWishes(), timer=PhaseTimer(clock))
     device.close()
     return device, events, clock
 
@@ -114,7 +115,7 @@ def test_the_host_does_not_run_ahead_without_end():
     images = torch.zeros(4 * 100, 3, 8, 8, dtype=torch.uint8)
     task.config = task.config.model_copy(update={"log_every": 10_000, "epochs": 1})
     task.device, task.train = device, FixedLoader(images, torch.zeros(400, dtype=torch.long), 4)
-    fit(task, emit=lambda event: None, control=NoWishes(), clock=clock)
+    fit(task, emit=lambda event: None, control=NoWishes(), timer=PhaseTimer(clock))
     device.close()
     assert max(ahead) <= 33
 

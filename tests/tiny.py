@@ -144,8 +144,9 @@ def make_task(
 
 def run(task: Task, control=None, clock=None):
     events = []
-    state, phases = fit(task, emit=events.append, control=control or NoWishes(), clock=clock or TickClock())
-    return state, phases, events
+    timer = PhaseTimer(clock or TickClock())
+    state = fit(task, emit=events.append, control=control or NoWishes(), timer=timer)
+    return state, timer.phases(), events
 
 
 def validate(task: Task):

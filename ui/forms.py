@@ -45,6 +45,7 @@ SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "Classes and feeding": (("sampling", "class_weights"), ("val_duplicates", "workers")),
     "Speed and memory": (("matmul_precision",), ("torch_compile",), ("accumulate", "num_devices")),
     "Steadier training": (("clip_grad_norm", "ema_decay"),),
+    "Cold or warm": (("process",), ("caches",)),
 }
 """The folded parts of the form, by title: rows of fields that stand side by side."""
 SHOWN_WHERE = {
@@ -80,6 +81,10 @@ CHOICE_WORDS = {
     "highest": "Highest",
     "off": "Off",
     "on": "On",
+    "shared": "This one",
+    "own": "A new one",
+    "use": "Use",
+    "anew": "Make anew",
 }
 WEIGHTS_WORDS = {
     "at hand": "weights at hand",

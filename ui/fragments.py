@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from core.errors import StoreError
-from core.store import RunRecord
+from core.records import RunRecord
 from ui.registry import services
 from ui.words import STATE_COLOURS, STATE_WORDS, percent, phase_in_words, seconds_in_words
 

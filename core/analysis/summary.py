@@ -5,12 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
 from core.events import Phases
+from core.records import RunRecord, StoredEvent
 from core.series import best_index
-from core.store import RunRecord, Store, StoredEvent
+from core.step_times import StepTimes
+from core.store import Store
+from core.telemetry import summary_of
 
 EPOCH_KEYS = (
     "epoch",
@@ -23,6 +27,10 @@ EPOCH_KEYS = (
     "images_per_s",
     "phases",
     "lr",
+    "compile_count",
+    "settled_steps",
+    "left_out",
+    "device_idle_s",
 )
 CSV_COLUMNS = (
     "row",
@@ -40,7 +48,10 @@ CSV_COLUMNS = (
     "compiles",
     *Phases.__dataclass_fields__,
 )
-_SUMMARY_KINDS = ("RunPrepared", "ProgramCompiled", "HostFallback", "EpochEnded", "RunEnded")
+_SUMMARY_KINDS = (
+    "CacheBuilt", "ForecastMade", "ProbeMeasured", "RunPrepared", "ProgramCompiled", "HostFallback", "EpochEnded",
+    "RunEnded",
+)  # fmt: skip
 
 
 def summarise(store: Store, run_id: str) -> dict[str, Any]:
@@ -69,12 +80,18 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
             "kind": prepared.get("device_kind") or record.device_kind or record.config.device,
             "name": prepared.get("device_name", ""),
         },
+        "purpose": record.purpose,
         "epochs": epochs,
         "best": _best(epochs),
         "total_s": _total_s(record, events),
         "phases": asdict(phases),
         "compile": {"count": count, "seconds": compile_s},
         "is_warm": ended["is_warm"] if ended and "is_warm" in ended else None,
+        "cache": _cache(events),
+        "step_times": _step_times(events),
+        "machine": summary_of([(event.at, event.payload) for event in store.events(run_id, kinds=("MachineSampled",))]),
+        "forecast": _last(events, "ForecastMade"),
+        "probe": _last(events, "ProbeMeasured"),
         "programs": [event.payload for event in events if event.kind == "ProgramCompiled"],
         "host_fallbacks": sorted(
             {op for event in events if event.kind == "HostFallback" for op in event.payload["ops"]}
@@ -161,12 +178,35 @@ def _last(events: list[StoredEvent], kind: str) -> dict[str, Any] | None:
 
 def _epochs(events: list[StoredEvent]) -> list[dict[str, Any]]:
     """An epoch that was trained again after a resume counts once, as trained last."""
-    epochs = {event.payload["epoch"]: event.payload for event in events if event.kind == "EpochEnded"}
+    epochs = {
+        event.payload["epoch"]: {
+            **event.payload,
+            "settled_steps": sum(event.payload.get("step_times", {}).values()),
+            "left_out": event.payload.get("left_out", {}),
+        }
+        for event in events
+        if event.kind == "EpochEnded"
+    }
     return [{key: epochs[number].get(key) for key in EPOCH_KEYS} for number in sorted(epochs)]
 
 
-def _fallbacks(events: list[StoredEvent]) -> list[str]:
-    return sorted({op for event in events if event.kind == "HostFallback" for op in event.payload["ops"]})
+def _cache(events: list[StoredEvent]) -> dict[str, Any] | None:
+    built = [event.payload for event in events if event.kind == "CacheBuilt" and event.payload["images"]]
+    if not built:
+        return None
+    return {"images": sum(told["images"] for told in built), "seconds": sum(told["seconds"] for told in built)}
+
+
+def _step_times(events: list[StoredEvent]) -> dict[str, Any] | None:
+    """Over all epochs: what `StepTimes.summary` gives, and how many steps were left out of it, by reason."""
+    epochs = [event.payload for event in events if event.kind == "EpochEnded"]
+    summary = StepTimes(epoch.get("step_times", {}) for epoch in epochs).summary()
+    if summary is None:
+        return None
+    left_out: Counter[str] = Counter()
+    for epoch in epochs:
+        left_out.update(epoch["left_out"])
+    return {**summary, "left_out": dict(left_out)}
 
 
 def _best(epochs: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -176,13 +216,15 @@ def _best(epochs: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _parts(events: list[StoredEvent]) -> list[list[StoredEvent]]:
-    """The events of each start of the run; a resume begins with a RunPrepared of its own."""
+    """The events of each start of the run, which has one RunPrepared and, unless it was killed, one RunEnded."""
     parts: list[list[StoredEvent]] = []
-    is_open = False
+    is_open = is_prepared = False
     for event in events:
-        if not is_open or event.kind == "RunPrepared":
+        if not is_open or (event.kind == "RunPrepared" and is_prepared):
             parts.append([])
+            is_prepared = False
         parts[-1].append(event)
+        is_prepared = is_prepared or event.kind == "RunPrepared"
         is_open = event.kind != "RunEnded"
     return parts
 

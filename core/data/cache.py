@@ -139,6 +139,7 @@ class PackedImages:
         self._filler: threading.Thread | None = None
         self._failure: DataError | None = None
         self._read_bytes = 0
+        self._began = 0.0
 
     def __len__(self) -> int:
         return len(self._items)
@@ -151,6 +152,7 @@ class PackedImages:
         """
         if digest in self._where:
             return
+        self._began = self._began or time.monotonic()
         fitted = self.fit(picture.pixels, picture.width, picture.height)
         try:
             row = self._new.add(digest, fitted)
@@ -187,12 +189,14 @@ class PackedImages:
         order: Sequence[int],
         on_lost: Callable[[str, str], None] = lambda file, why: None,
         progress: Progress = quiet,
+        on_built: Callable[[int, float], None] = lambda images, seconds: None,
     ) -> None:
         """Make the missing pictures in a background thread, in this order, and then seal what was made.
 
         Args:
             order: numbers of pictures; what is needed first comes first.
             on_lost: called with a file that can't be read any more, and why.
+            on_built: called at the end with how many pictures were packed, and the seconds since the first.
         """
         seen: set[str] = set()
         missing = []
@@ -204,9 +208,13 @@ class PackedImages:
         if missing or self._new.digests:
             self.was_built = True
             self._filler = threading.Thread(
-                target=self._fill, args=(missing, on_lost, progress), name="cache-filler", daemon=True
+                target=self._fill, args=(missing, on_lost, progress, on_built), name="cache-filler", daemon=True
             )
             self._filler.start()
+
+    def is_filling(self) -> bool:
+        """Whether pictures are still being made in the background."""
+        return self._filler is not None and self._filler.is_alive()
 
     def settle(self) -> None:
         """Wait until what `fill` began is done, so that another process finds it."""
@@ -260,16 +268,22 @@ class PackedImages:
             or item.digest in self.lost
             or self._closed
             or self._failure is not None
-            or self._filler is None
-            or not self._filler.is_alive()
+            or not self.is_filling()
         )
 
-    def _fill(self, missing: list[Item], on_lost: Callable[[str, str], None], progress: Progress) -> None:
+    def _fill(
+        self,
+        missing: list[Item],
+        on_lost: Callable[[str, str], None],
+        progress: Progress,
+        on_built: Callable[[int, float], None],
+    ) -> None:
         try:
             jobs = (partial(self._make, item, on_lost) for item in missing)
             for done, _ in enumerate(in_order(jobs, os.cpu_count() or 1, ahead=_AHEAD, name="pack"), start=1):
                 progress("packing images", done, len(missing))
             self._seal()
+            on_built(len(self._new.digests), time.monotonic() - self._began if self._began else 0.0)
         finally:
             with self._changed:
                 self._changed.notify_all()

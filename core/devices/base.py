@@ -6,7 +6,7 @@ ran, so a clock is read only after `wait`, or after figures that were asked for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -43,6 +43,59 @@ class Fetch(Protocol):
 
     def device_s(self) -> float | None:
         """When they were ready, in seconds of the device's own clock; None where it has none. After `values`."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step by the device's own account, in seconds.
+
+    Attributes:
+        seconds: from the end of the step before, or from when the watch began, to this one's; None where not known.
+        data_wait_s: how long the device had nothing to do while the host waited for this step's batch.
+        idle_s: how long it had nothing to do since the end of the step before; None where it can't tell.
+    """
+
+    seconds: float | None
+    data_wait_s: float
+    idle_s: float | None = None
+
+
+class StepWatch(Protocol):
+    """Watches the steps of an epoch without making the device wait."""
+
+    def has_batch(self, waited_s: float) -> None:
+        """The host has just got the batch of the next step, for which it had waited so long."""
+
+    def sent(self) -> None:
+        """All work of that step was sent."""
+
+    def done(self, *, is_all: bool = False) -> list[StepTime]:
+        """The steps that ended since the last call, in order; `is_all`: wait for those that were sent."""
+
+
+class HostWatch:
+    """For devices that give no account of themselves: what the host sees.
+
+    Args:
+        clock: the host's.
+        is_exact: a step has ended when all of it was sent.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, is_exact: bool) -> None:
+        self._clock, self._is_exact = clock, is_exact
+        self._last_s, self._waited_s, self._done = clock(), 0.0, list[StepTime]()
+
+    def has_batch(self, waited_s: float) -> None:
+        self._waited_s = waited_s
+
+    def sent(self) -> None:
+        now_s = self._clock()
+        self._done.append(StepTime(now_s - self._last_s if self._is_exact else None, self._waited_s))
+        self._last_s = now_s
+
+    def done(self, *, is_all: bool = False) -> list[StepTime]:
+        done, self._done = self._done, []
+        return done
 
 
 class Device(Protocol):
@@ -103,6 +156,9 @@ class Device(Protocol):
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients."""
+
+    def watch_steps(self, clock: Callable[[], float]) -> StepWatch:
+        """Watch the steps to come; `clock` is the host's, for devices that have none of their own."""
 
     def flush(self) -> None:
         """Send the work collected so far; returns at once."""

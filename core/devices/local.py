@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.devices.base import DeviceInfo, Fetch
+from core.devices.base import DeviceInfo, Fetch, HostWatch, StepTime, StepWatch
 from core.errors import DeviceError
 from core.machine import cpu_name, memory_gib
 
@@ -95,6 +96,9 @@ class LocalDevice:
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         optimizer.step()
 
+    def watch_steps(self, clock: Callable[[], float]) -> StepWatch:
+        return HostWatch(clock, is_exact=not self.runs_behind)
+
     def flush(self) -> None:
         pass
 
@@ -176,6 +180,36 @@ class CudaFetch:
         return float(self._start.elapsed_time(self._end)) / 1000
 
 
+class CudaWatch:
+    """Events on the stream at the beginning and the end of each step; the device passes them without a stop."""
+
+    def __init__(self) -> None:
+        self._before = self._mark()
+        self._sent: deque[tuple[float, torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def _mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def has_batch(self, waited_s: float) -> None:
+        self._waited_s, self._began = waited_s, self._mark()
+
+    def sent(self) -> None:
+        self._sent.append((self._waited_s, self._began, self._mark()))
+
+    def done(self, *, is_all: bool = False) -> list[StepTime]:
+        times = []
+        while self._sent and (is_all or self._sent[0][2].query()):
+            waited_s, began, ended = self._sent.popleft()
+            ended.synchronize()
+            # where the host is ahead, a step's first event stands right behind the last one of the step before
+            idle_s = self._before.elapsed_time(began) / 1e3
+            times.append(StepTime(self._before.elapsed_time(ended) / 1e3, min(waited_s, idle_s), idle_s))
+            self._before = ended
+        return times
+
+
 class CudaDevice(LocalDevice):
     """An NVIDIA (or ROCm) GPU: work is queued on a stream."""
 
@@ -220,6 +254,9 @@ class CudaDevice(LocalDevice):
             matmul.fp32_precision = convolution.fp32_precision = "tf32" if name == "high" else "ieee"
             return "TF32" if name == "high" else "fp32"
         return "torch's default: TF32 in convolutions, fp32 in matrix products"
+
+    def watch_steps(self, clock: Callable[[], float]) -> StepWatch:
+        return CudaWatch()
 
     def wait(self) -> None:
         torch.cuda.synchronize(self.torch_device)

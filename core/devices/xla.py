@@ -9,7 +9,7 @@ import gc
 import importlib.metadata
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from core.devices.base import DeviceInfo, Fetch
+from core.devices.base import DeviceInfo, Fetch, StepWatch
 from core.devices.batchnorm import unbias_running_variance
+from core.devices.executions import Executions, ExecutionWatch
 from core.devices.fair_lock import FairLock
 from core.devices.scalars import apart
 from core.devices.tpu import find_tpu, library_problem, trial_start
@@ -250,6 +251,18 @@ class XlaDevice:
         optimizer.step(found_inf=found_inf)  # type: ignore[call-overload]
         for group, (lr, weight_decay) in zip(groups, asked, strict=True):
             group["lr"], group["weight_decay"] = lr, weight_decay
+
+    def watch_steps(self, clock: Callable[[], float]) -> StepWatch:
+        return ExecutionWatch(self._executions, self._xm.wait_device_ops)
+
+    def _executions(self) -> Executions:
+        """Of all programs that ran in this process: how many, and of the last ones when each ended and how long ago
+        it had been sent then.
+        """
+        for name in ("ExecuteReplicatedTime", "ExecuteTime") if self.count > 1 else ("ExecuteTime",):
+            if data := self._metrics.metric_data(name):
+                return int(data[0]), [(float(at), float(lasted) / 1e9) for at, lasted in data[2]]
+        return 0, []
 
     def flush(self) -> None:
         self._torch_xla.sync()

@@ -1,0 +1,426 @@
+"""Which of several configs was faster, and with what certainty: the repeats of a run group, compared.
+
+Cold, warm and unknown starts are compared apart. Everything here takes values and returns values.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+from core.analysis.statistics import ADVISED_REPEATS, MIN_REPEATS, Description, Ratio, describe, ratio_of_means
+from core.errors import ConfigError
+from core.events import Phases
+from core.records import ENDED_STATES
+
+STARTS = {"cold": "cold", "warm": "warm", "": "not known"}
+TIME_TO_ACCURACY = "time_to_accuracy_s"
+_NOT_COMPARED = ("seed", "process", "caches")
+_FACTS = ("torch", "torchvision", "torch_xla", "timm", "threads", "precision", "matmul_precision")
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """One run of a group. start: "cold", "warm" or "" (not known); phases may be empty."""
+
+    label: str
+    start: str
+    run_id: str
+    state: str
+    total_s: float | None
+    phases: dict[str, float]
+    epochs: list[dict[str, Any]]
+    summary: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class RunGroup:
+    """Repeats to compare, labelled by what differs; `note` says what is to be known of them, as a source."""
+
+    group_id: str
+    name: str
+    repeats: list[Repeat]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is compared.
+
+    Args:
+        claim: what stands between two labels, with places for `ratio` and `accuracy`.
+        value: of a repeat, given the accuracy asked for (percent; only `time_to_accuracy_s` reads it); None where it
+            isn't known or was never reached.
+    """
+
+    title: str
+    unit: str
+    lower_is_better: bool
+    claim: str
+    value: Callable[[Repeat, float], float | None]
+
+
+@dataclass(frozen=True)
+class _Cell:
+    """The repeats of one label and start; `counted` are those that finished and have the measure."""
+
+    label: str
+    start: str
+    repeats: list[Repeat] = field(default_factory=list)
+    counted: list[Repeat] = field(default_factory=list)
+    values: list[float] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.label}, {self.start}" if self.start else self.label
+
+
+def _epoch_s(repeat: Repeat, _: float) -> float | None:
+    seconds = [float(epoch["seconds"]) for epoch in repeat.epochs]
+    # the first epoch compiles and packs
+    return median(seconds[1:] or seconds) if seconds else None
+
+
+def _step_s(repeat: Repeat, _: float) -> float | None:
+    times = (repeat.summary or {}).get("step_times")
+    return float(times["median_s"]) if times else None
+
+
+def _images_per_s(repeat: Repeat, _: float) -> float | None:
+    known = [float(epoch["images_per_s"]) for epoch in repeat.epochs if epoch["images_per_s"] is not None]
+    return median(known) if known else None
+
+
+def _time_to_accuracy(repeat: Repeat, accuracy: float) -> float | None:
+    if "setup_s" not in repeat.phases:
+        return None
+    seconds = repeat.phases["setup_s"]
+    for epoch in repeat.epochs:
+        seconds += float(epoch["seconds"])
+        if epoch["val_top1"] is not None and epoch["val_top1"] >= accuracy:
+            return seconds
+    return None
+
+
+def _phase(name: str) -> Measure:
+    words = "set-up" if name == "setup_s" else name.removesuffix("_s").replace("_", " ")
+    claim = f"took {{ratio}} times as long for {words} as"
+    return Measure(words.capitalize(), "s", True, claim, lambda repeat, _: repeat.phases.get(name))
+
+
+MEASURES: dict[str, Measure] = {
+    "total_s": Measure("Whole run", "s", True, "took {ratio} times as long as", lambda repeat, _: repeat.total_s),
+    "epoch_s": Measure("Epoch time", "s", True, "took {ratio} times as long for an epoch as", _epoch_s),
+    "step_s": Measure("Step time", "s", True, "took {ratio} times as long for a step as", _step_s),
+    "images_per_s": Measure(
+        "Throughput", "images/s", False, "trained {ratio} times as many images a second as", _images_per_s
+    ),
+    **{name: _phase(name) for name in Phases.__dataclass_fields__},
+    TIME_TO_ACCURACY: Measure(
+        "Time to accuracy", "s", True, "took {ratio} times as long to reach {accuracy:g} % as", _time_to_accuracy
+    ),
+}
+
+
+def compare(
+    group: RunGroup, measure: str = "total_s", *, accuracy: float | None = None, baseline: str | None = None
+) -> dict[str, Any]:
+    """A measure of all repeats, label by label, and each label's ratio to the baseline; plain JSON values.
+
+    Only finished repeats count. A ratio divides the mean of its label by the mean of the baseline, start by start.
+
+    Args:
+        measure: a name of `MEASURES`.
+        accuracy: validation top-1 (percent) for `time_to_accuracy_s`.
+        baseline: a label; the group's first where it is None.
+
+    Returns:
+        `group_id`, `name`, `note`, `measure`, `baseline`, `cells` (one a label and start), `ratios` (one a cell but
+        the baseline's) and `warnings` (what limits the conclusion, in words).
+
+    Raises:
+        ConfigError: no such measure or label, or an accuracy is needed.
+    """
+    if measure not in MEASURES:
+        raise ConfigError(f"There is no measure '{measure}'.", fix=f"Choose one of {', '.join(MEASURES)}.")
+    if measure == TIME_TO_ACCURACY and accuracy is None:
+        raise ConfigError("No accuracy is given to reach.", fix="Give the validation top-1 in percent.")
+    labels = list(dict.fromkeys(repeat.label for repeat in group.repeats))
+    if baseline is not None and baseline not in labels:
+        raise ConfigError(f"No repeat has the label '{baseline}'.", fix=f"Choose one of {', '.join(labels)}.")
+    base = baseline if baseline is not None else next(iter(labels), "")
+    asked, goal = MEASURES[measure], math.inf if accuracy is None else accuracy
+    cells = _cells(group.repeats, labels, asked, goal)
+    title = f"Time to {goal:g} % top-1" if measure == TIME_TO_ACCURACY else asked.title
+    return {
+        "group_id": group.group_id,
+        "name": group.name,
+        "note": group.note,
+        "measure": {
+            "name": measure,
+            "title": title,
+            "unit": asked.unit,
+            "lower_is_better": asked.lower_is_better,
+        },
+        "baseline": base,
+        "cells": [_cell_result(cell, asked.unit) for cell in cells],
+        "ratios": [_ratio_result(cell, base, cells, asked, goal) for cell in cells if cell.label != base],
+        "warnings": [
+            *(warning for cell in cells for warning in _cell_warnings(cell, title)),
+            *_label_warnings(cells, base),
+            *_machine_warnings(cells),
+        ],
+    }
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """What `compare` returned as a table for a README."""
+    unit, ratios = result["measure"]["unit"], {(item["start"], item["label"]): item for item in result["ratios"]}
+    head = ("Label", "Start", "Repeats", f"Median ({unit})", f"Mean ({unit}), 95 % interval", "Spread")
+    rows = [(*head, f"Ratio to {result['baseline']}"), ("---", "---", *["---:"] * 5)]
+    for cell in result["cells"]:
+        failed = f" ({cell['failed']} unfinished)" if cell["failed"] else ""
+        rows.append(
+            (
+                cell["label"],
+                STARTS[cell["start"]],
+                f"{cell['n']}{failed}",
+                _figure(cell["median"]),
+                _figure(cell["mean"]) + (f" ± {_interval_half(cell)}" if cell["low"] is not None else ""),
+                "–" if cell["cv_percent"] is None else f"{cell['cv_percent']:.1f} %",
+                _ratio_cell(ratios.get((cell["start"], cell["label"]))),
+            )
+        )
+    return "".join(f"| {' | '.join(text.replace('|', '/') for text in row)} |\n" for row in rows)
+
+
+def group_of(
+    name: str,
+    summaries: Sequence[dict[str, Any]],
+    labels: Sequence[str],
+    starts: Sequence[str],
+    group_id: str = "",
+    note: str = "",
+) -> RunGroup:
+    """A group of runs, each with its summary (see `summarise`), label and start."""
+    repeats = [
+        Repeat(
+            label=label,
+            start=start,
+            run_id=summary["run_id"],
+            state=summary["state"],
+            total_s=summary["total_s"],
+            phases=summary["phases"],
+            epochs=summary["epochs"],
+            summary=summary,
+        )
+        for summary, label, start in zip(summaries, labels, starts, strict=True)
+    ]
+    return RunGroup(group_id, name, repeats, note)
+
+
+def label_of(summaries: Sequence[dict[str, Any]], fields: Sequence[str] | None = None) -> list[str]:
+    """A label a run: "cpu" where runs differ in the device only, else as "device cpu, precision bf16".
+
+    Args:
+        fields: the config fields to name; None: those in which the runs differ.
+    """
+    configs = [_config(summary) for summary in summaries]
+    if fields is None:
+        names = dict.fromkeys(name for config in configs for name in config)
+        fields = [name for name in names if len({_text(config.get(name)) for config in configs}) > 1]
+    if list(fields) in ([], ["device"]):
+        return [_text(config["device"]) for config in configs]
+    return [", ".join(f"{name} {_text(config.get(name))}" for name in fields) for config in configs]
+
+
+def start_of(summary: dict[str, Any]) -> str:
+    """ "warm", "cold", or "" where it isn't known."""
+    return {True: "warm", False: "cold"}.get(summary["is_warm"], "")
+
+
+def _cells(repeats: Sequence[Repeat], labels: Sequence[str], measure: Measure, accuracy: float) -> list[_Cell]:
+    cells = {(start, label): _Cell(label, start) for start in STARTS for label in labels}
+    for repeat in repeats:
+        cell = cells[repeat.start, repeat.label]
+        cell.repeats.append(repeat)
+        value = measure.value(repeat, accuracy) if repeat.state == "finished" else None
+        if value is not None:
+            cell.counted.append(repeat)
+            cell.values.append(value)
+    return [cell for cell in cells.values() if cell.repeats]
+
+
+def _cell_result(cell: _Cell, unit: str) -> dict[str, Any]:
+    told = [repeat.phases for repeat in cell.counted if repeat.phases]
+    description = describe(cell.values)
+    return {
+        "label": cell.label,
+        "start": cell.start,
+        "failed": _count(cell, lambda repeat: repeat.state in ENDED_STATES and repeat.state != "finished"),
+        "values": [
+            {"run_id": repeat.run_id, "value": value} for repeat, value in zip(cell.counted, cell.values, strict=True)
+        ],
+        **asdict(description),
+        "phases": {name: fmean(phases.get(name, 0.0) for phases in told) for name in told[0]} if told else {},
+        "words": f"{cell.name}: {_cell_words(description, unit)}",
+    }
+
+
+def _cell_words(told: Description, unit: str) -> str:
+    if told.n < 2:
+        return f"{_figure(told.mean)} {unit}, one repeat." if told.n else "no finished repeat with this figure."
+    mean = f"{_figure(told.mean)} {unit} on average of {told.n} repeats"
+    if told.low is None or told.high is None:
+        return f"{mean}, too few for an interval."
+    interval = f"95 % interval {_figure(told.low, like=told.mean)} to {_figure(told.high, like=told.mean)}"
+    return f"{mean} ({interval})" + (f", spread {told.cv_percent:.1f} %." if told.cv_percent is not None else ".")
+
+
+def _ratio_result(cell: _Cell, base: str, cells: Sequence[_Cell], measure: Measure, accuracy: float) -> dict[str, Any]:
+    others = next((other.values for other in cells if (other.label, other.start) == (base, cell.start)), [])
+    ratio = ratio_of_means(cell.values, others)
+    return {
+        "start": cell.start,
+        "label": cell.label,
+        "baseline": base,
+        **asdict(ratio),
+        "is_clear": ratio.is_clear,
+        "words": _ratio_words(cell.label, base, ratio, measure.claim, accuracy),
+    }
+
+
+def _ratio_words(label: str, base: str, ratio: Ratio, claim: str, accuracy: float) -> str:
+    fewest = min(ratio.n_a, ratio.n_b)
+    if fewest < MIN_REPEATS:
+        scarce = label if ratio.n_a == fewest else base
+        return (
+            f"{_repeats(fewest)} of {scarce}: nothing can be said about which is faster; "
+            f"at least {MIN_REPEATS} are needed, {ADVISED_REPEATS} are advised."
+        )
+    if ratio.ratio is None or ratio.low is None or ratio.high is None:
+        return f"No ratio of {label} to {base}: a mean is 0."
+    said = f"{label} {claim.format(ratio=_times(ratio.ratio), accuracy=accuracy)} {base}"
+    interval, repeats = f"{_times(ratio.low)} to {_times(ratio.high)}", f"{ratio.n_a} and {ratio.n_b} repeats"
+    if ratio.is_clear:
+        return f"{said} (95 % interval {interval}, {repeats})."
+    return f"No clear difference: {said} ({repeats}), the interval {interval} holds 1."
+
+
+def _cell_warnings(cell: _Cell, title: str) -> Iterable[str]:
+    n, few = len(cell.counted), f"{cell.name}: {_repeats(len(cell.counted))}"
+    if n < MIN_REPEATS:
+        yield f"{few}; at least {MIN_REPEATS} are needed to say anything, {ADVISED_REPEATS} are advised."
+    elif n < ADVISED_REPEATS:
+        yield f"{few}; {ADVISED_REPEATS} are advised, the interval is wide with fewer."
+    if going_on := _count(cell, lambda repeat: repeat.state not in ENDED_STATES):
+        yield f"{cell.name}: {_repeats(going_on)} not ended yet, left out."
+    if unknown := _count(cell, lambda repeat: repeat.state == "finished") - n:
+        others = ": the figures hold for the others only" if n else ""
+        yield f"{cell.name}: {_repeats(unknown)} without {title}, left out{others}."
+    if differing := _differing(_values_by_fact(cell.counted)):
+        yield f"{cell.name}: the repeats differ in {', '.join(differing)}."
+    true_starts = [start_of(repeat.summary) for repeat in cell.counted if repeat.summary]
+    if cell.start == "cold" and (not_cold := true_starts.count("warm")):
+        yield f"{cell.name}: {_repeats(not_cold)} not cold: nothing was compiled and no image packed."
+    if cell.start == "warm" and (not_warm := true_starts.count("cold")):
+        yield f"{cell.name}: {_repeats(not_warm)} not warm: something was compiled or images were packed."
+
+
+def _label_warnings(cells: Sequence[_Cell], base: str) -> Iterable[str]:
+    repeats: dict[str, list[Repeat]] = {}
+    for cell in cells:
+        repeats.setdefault(cell.label, []).extend(cell.counted)
+    for label, mine in repeats.items():
+        ours, theirs = _values_by_fact(mine), _values_by_fact(repeats.get(base, []))
+        names = [name for name in ours if name in theirs and ours[name] != theirs[name]]
+        told = [f"{name} ({' or '.join(ours[name])} / {' or '.join(theirs[name])})" for name in names]
+        if "device" in names:
+            # which device it is named is no difference of its own
+            rest = [text for name, text in zip(names, told, strict=True) if name not in ("device", "device name")]
+            if rest:
+                yield f"{label} and {base} also differ in: {', '.join(rest)}."
+        elif len(names) > 1:
+            yield f"{label} and {base} differ in more than one thing: {', '.join(told)}."
+
+
+def _machine_warnings(cells: Sequence[_Cell]) -> Iterable[str]:
+    labels: dict[str, dict[str, None]] = {}
+    for cell in cells:
+        for repeat in cell.counted:
+            facts = (repeat.summary or {}).get("environment", {})
+            if "cpu" in facts:
+                machine = f"{facts['cpu']} with {facts['cores']} cores"
+                labels.setdefault(machine, {})[cell.label] = None
+    if len(labels) > 1:
+        told = "; ".join(f"{machine} ({', '.join(names)})" for machine, names in labels.items())
+        yield f"The repeats ran on different machines: {told}."
+
+
+def _config(summary: dict[str, Any]) -> dict[str, Any]:
+    """The run's config without what repeats may differ in; `device` is the kind that the run was on."""
+    config = {name: value for name, value in summary["config"].items() if name not in _NOT_COMPARED}
+    return {**config, "device": summary["device"]["kind"]}
+
+
+def _values_by_fact(repeats: Sequence[Repeat]) -> dict[str, list[str]]:
+    """Config field or fact of the environment to the values that it has in `repeats`, sorted.
+
+    What was measured stands for what was asked: precision auto is the precision that it came to.
+    """
+    values: dict[str, set[str]] = {}
+    for repeat in repeats:
+        if repeat.summary:
+            environment = repeat.summary["environment"]
+            facts = {name: environment[name] for name in _FACTS if name in environment}
+            told = {**_config(repeat.summary), "device name": repeat.summary["device"]["name"], **facts}
+            for name, value in told.items():
+                values.setdefault(name, set()).add(_text(value))
+    return {name: sorted(texts) for name, texts in values.items()}
+
+
+def _differing(values: dict[str, list[str]]) -> list[str]:
+    return [f"{name} ({', '.join(texts)})" for name, texts in values.items() if len(texts) > 1]
+
+
+def _count(cell: _Cell, is_meant: Callable[[Repeat], bool]) -> int:
+    return sum(map(is_meant, cell.repeats))
+
+
+def _repeats(count: int) -> str:
+    return f"{count} repeat{'' if count == 1 else 's'}"
+
+
+def _text(value: Any) -> str:
+    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _figure(value: float | None, like: float | None = None) -> str:
+    """Four digits and as many decimals as `like` has, 1,234 or 0.01234; a dash where there is none."""
+    if value is None:
+        return "–"
+    size = abs(value if like is None else like)
+    decimals = 3 - math.floor(math.log10(size)) if size else 0
+    return f"{value:,.{min(max(decimals, 0), 6)}f}"
+
+
+def _interval_half(cell: dict[str, Any]) -> str:
+    return _figure(cell["high"] - cell["mean"], like=cell["mean"])
+
+
+def _ratio_cell(item: dict[str, Any] | None) -> str:
+    if item is None:
+        return "1"
+    if item["ratio"] is None or item["low"] is None:
+        return "–"
+    interval = f"{_times(item['ratio'])} ({_times(item['low'])} to {_times(item['high'])})"
+    return interval if item["is_clear"] else f"{interval}, not clear"
+
+
+def _times(ratio: float) -> str:
+    """Two decimals, and more where they would hide that it is not 1 or 0."""
+    decimals = next((decimals for decimals in (2, 3, 4, 5) if round(ratio, decimals) not in (0, 1)), 2)
+    return f"{ratio:,.{decimals}f}"
