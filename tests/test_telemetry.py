@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import subprocess
 import sys
 import threading
@@ -137,16 +136,16 @@ def test_a_look_a_second_costs_less_than_a_hundredth_of_a_core():
 
 def test_samples_do_not_drift_however_long_a_look_takes():
     def slow():
-        time.sleep(0.05)
+        time.sleep(0.03)
         return {}
 
     samples = Samples(interval_s=0.1, readers=[slow])
     with samples.telemetry:
         time.sleep(2)
-    # a look takes half an interval: the tenth would come half a second late if each were reckoned from the one before
-    late = [(at - samples.times[0]) % 0.1 for at in samples.times[6:]]
-    assert statistics.median(late) == pytest.approx(0.05, abs=0.03)
-    assert len(samples.events) > 12
+    # each comes as long after its tenth of a second as the look takes, not later and later
+    late = [(at - samples.times[0] - 0.03) % 0.1 for at in samples.times[1:]]
+    assert len(late) > 9
+    assert sum(seconds < 0.025 for seconds in late) > 0.6 * len(late)
 
 
 def test_a_reader_that_fails_twice_in_a_row_is_dropped_and_the_others_go_on():

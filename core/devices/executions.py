@@ -78,8 +78,10 @@ class ExecutionWatch:
 
     def _time(self, step: _Sent) -> StepTime:
         until = self._steps[0].first_program if self._steps else float("inf")
-        before, idle_s, data_wait_s = self._before, 0.0, 0.0
-        while self._ran and self._ran[0][0] < until:
+        before, idle_s, data_wait_s, num_programs = self._before, 0.0, 0.0, 0
+        # each step has one, however late it was handed over
+        while self._ran and (not num_programs or self._ran[0][0] < until):
+            num_programs += 1
             sent, ended = self._ran.popleft()
             idle_s += max(0.0, sent - self._before)
             # of the time in which nothing ran, what lay in the host's wait for the batch
