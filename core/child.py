@@ -74,12 +74,14 @@ def train_in_child(
 def _bury(store: Store, run_id: str, status: int, seconds: float, log: Path) -> None:
     """Say in the record of a run whose process died how it died."""
     how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    epochs = [event.payload for event in store.events(run_id, kinds=("EpochEnded",))]
+    told = sum((Phases(**epoch["phases"]) for epoch in epochs), Phases())
     ended = RunEnded(
         "interrupted",
         seconds,
-        Phases(other_s=seconds),
-        0,
-        0.0,
+        told + Phases(other_s=max(0.0, seconds - told.total_s())),
+        sum(epoch["compile_count"] for epoch in epochs),
+        told.compile_s,
         reason=f"The run's own process {how}.",
         fix="If memory ran out, choose a smaller batch size; what the process wrote last is kept with the run.",
         error="TrainingError",

@@ -127,7 +127,7 @@ def groups_command(store: Store) -> tuple[dict[str, Any], list[str]]:
     """All groups, newest first, and the reference group."""
     from core.analysis.article import ARTICLE
 
-    groups = [
+    groups: list[dict[str, Any]] = [
         {
             "group_id": record.group_id,
             "name": record.name,
@@ -137,9 +137,10 @@ def groups_command(store: Store) -> tuple[dict[str, Any], list[str]]:
         }
         for record in store.list_groups()
     ]
-    reference = {"group_id": ARTICLE.group_id, "name": ARTICLE.name, "created": None, "is_active": False, "runs": []}
-    lines = [f"{group['group_id']}  {group['name']}  {len(group['runs'])} runs" for group in groups]
-    return {"groups": [*groups, reference]}, [*lines, f"{ARTICLE.group_id}  {ARTICLE.name}"]
+    groups.append(
+        {"group_id": ARTICLE.group_id, "name": ARTICLE.name, "created": None, "is_active": False, "runs": []}
+    )
+    return {"groups": groups}, [f"{group['group_id']}  {group['name']}" for group in groups]
 
 
 def forecast_command(

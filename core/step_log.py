@@ -126,18 +126,17 @@ class StepLog:
             TrainingError: a loss is not finite.
         """
         while self._on_the_way:
-            self._log(self._on_the_way.pop(0))
-        if is_all:
-            self._take_times(is_all=True)
+            logged = self._on_the_way.pop(0)
+            self._log(logged, is_all=is_all and not self._on_the_way)
 
     def images_per_s(self) -> float | None:
         """Throughput over the epoch's settled steps; None where there are none."""
         return self._settled.images / self._settled.seconds if self._settled.seconds > 0 else None
 
-    def _log(self, logged: _OnTheWay) -> None:
+    def _log(self, logged: _OnTheWay, *, is_all: bool) -> None:
         totals = logged.figures.totals()
         self._timer.lap("compute")
-        self._take_times()
+        self._take_times(is_all=is_all)
         self.totals += totals
         stretch, seconds, means = logged.stretch, self._seconds(logged.figures), totals.figures()
         if not math.isfinite(means.loss):

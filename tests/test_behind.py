@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from core.compiles import CompileWatch
+from core.devices.executions import ExecutionWatch
 from core.devices.fair_lock import FairLock
 from core.devices.local import CpuDevice, Fetched
 from core.engine import fit
@@ -20,6 +21,7 @@ from core.errors import MemoryFullError
 from core.events import EpochEnded, ProgramCompiled, StepLogged
 from core.memory import fitting_batch, memory_full
 from core.precision import choose_precision
+from core.step_times import StepTimes
 from core.timing import PhaseTimer
 from tests.tiny import FixedLoader, NoWishes, make_task
 
@@ -56,11 +58,16 @@ class BehindDevice(CpuDevice):
     def __init__(self, clock: HostClock):
         super().__init__()
         self.clock, self.done_s, self.idle_s = clock, 0.0, 0.0
+        self.ran: list[tuple[float, float]] = []
+
+    def watch_steps(self, clock) -> ExecutionWatch:
+        return ExecutionWatch(lambda: (len(self.ran), self.ran[-100:]), lambda: len(self.ran), self.wait, self.clock)
 
     def flush(self) -> None:
         self.clock.now += HOST_S
         self.idle_s += max(0.0, self.clock.now - self.done_s)
         self.done_s = max(self.done_s, self.clock.now) + STEP_S
+        self.ran.append((self.done_s, self.done_s - self.clock.now))
 
     def wait(self) -> None:
         self.clock.now = max(self.clock.now, self.done_s)
@@ -69,12 +76,25 @@ class BehindDevice(CpuDevice):
         return LateFetch(sums, self.clock, self.done_s)
 
 
-def behind_run(steps: int, **changes):
+class SlowLoader(FixedLoader):
+    """Brings each batch so long after it was asked for."""
+
+    def __init__(self, clock: HostClock, seconds: float, loader: FixedLoader):
+        self.clock, self.seconds, self.batches = clock, seconds, loader.batches
+
+    def epoch(self, number: int):
+        for batch in self.batches:
+            self.clock.now += self.seconds
+            yield batch
+
+
+def behind_run(steps: int, loader_s: float = 0.0, **changes):
     clock = HostClock()
     device = BehindDevice(clock)
     task = make_task(**changes)
     images = torch.randint(0, 256, (4 * steps, 3, 8, 8), dtype=torch.uint8)
-    task.device, task.train = device, FixedLoader(images, torch.arange(4 * steps) % 6, 4)
+    loader = FixedLoader(images, torch.arange(4 * steps) % 6, 4)
+    task.device, task.train = device, SlowLoader(clock, loader_s, loader)
     events = []
     fit(task, emit=events.append, control=NoWishes(), timer=PhaseTimer(clock))
     device.close()
@@ -98,6 +118,20 @@ def test_no_figure_that_is_fetched_lets_the_device_stand_idle():
     ends = 2 * 2
     assert device.idle_s <= (1 + ends) * HOST_S
     assert clock.now == pytest.approx((16 + 2 * 3) * STEP_S + device.idle_s)
+
+
+@pytest.mark.parametrize(("loader_s", "wait_s"), [(0.0, 0.0), (6.0, 0.0), (9.0, 0.0), (29.0, 19.0)])
+def test_data_wait_is_what_the_device_waited_for_and_not_what_the_host_did(loader_s: float, wait_s: float):
+    _, events, _ = behind_run(steps=8, loader_s=loader_s, log_every=4, epochs=1)
+    (epoch,) = [event for event in events if isinstance(event, EpochEnded)]
+    # the device has nothing to do before the first step, and none after it, since that one is waited for
+    assert epoch.phases.data_wait_s == pytest.approx(2 * loader_s + 6 * wait_s)
+    assert epoch.phases.total_s() == pytest.approx(epoch.seconds)
+    steps = StepTimes([epoch.step_times]).summary()
+    assert steps["median_s"] == pytest.approx(max(STEP_S, loader_s + HOST_S), rel=0.006)
+    logged = [event for event in events if isinstance(event, StepLogged)]
+    assert sum(event.data_wait_s for event in logged) == pytest.approx(epoch.phases.data_wait_s)
+    assert [event.steps for event in logged] == [1, 3, 4] and epoch.left_out == {"first steps": 1}
 
 
 def test_the_host_does_not_run_ahead_without_end():

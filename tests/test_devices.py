@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 
 import pytest
 import torch
@@ -34,6 +35,19 @@ class TestDeviceContract:
         )
         assert next(model.parameters()).device.type == images.device.type == device.torch_device.type
         assert images.dtype == torch.uint8 and labels.dtype == torch.int64
+
+    def test_it_tells_of_each_step_once_and_no_wait_longer_than_the_host_waited(self, device):
+        watch, told = device.watch_steps(time.perf_counter), []
+        weight = device.place(torch.ones(64, 64))
+        for _ in range(4):
+            watch.has_batch(0.05)
+            weight = weight @ weight / 64
+            device.flush()
+            watch.sent()
+            told += watch.done()
+        told += watch.done(is_all=True)
+        assert len(told) == 4 and watch.done(is_all=True) == []
+        assert all(0 <= step.data_wait_s <= 0.05 and step.seconds is not None for step in told)
 
     def test_a_step_changes_the_weights(self, device):
         model = device.place_model(nn.Linear(2, 1))

@@ -11,8 +11,10 @@ import pytest
 
 from core.analysis.article import ARTICLE
 from core.analysis.comparison import Repeat, RunGroup
-from core.analysis.diagnosis import PHASES, Finding, RunFacts, diagnose, listed, time_in_words
+from core.analysis.diagnosis import diagnose
+from core.analysis.findings import PHASES, Finding, RunFacts
 from core.analysis.spread import diagnose_group
+from core.words import listed, time_in_words
 
 SHAPE = "the shape of images changed from 32 x 3 x 64 x 64 to 24 x 3 x 64 x 64"
 NUMBERS = "no shape changed: an operation of the model depends on the numbers themselves"
@@ -742,3 +744,13 @@ def test_a_tpu_at_unequal_precision_is_told_of():
 
 def test_an_empty_group_has_no_findings():
     assert diagnose_group(RunGroup("g", "A group", [])) == []
+
+
+def test_a_device_that_waits_for_its_host_is_told_by_its_own_account():
+    epochs = [{"epoch": 1, "phases": {"compute_s": 60.0}, "device_idle_s": 44.0, "seconds": 60.0}]
+    phases = {"compute_s": 60.0, "data_wait_s": 4.0, "compile_s": 10.0, "setup_s": 26.0}
+    found = {finding.rule: finding for finding in diagnose({"state": "finished", "epochs": epochs, "phases": phases})}
+    expected = "For 30 % of this run (30 s) the device waited for the host to send its next step."
+    assert found["device_starved"].sentence == expected
+    epochs[0]["device_idle_s"] = 15.0
+    assert "device_starved" not in {finding.rule for finding in diagnose({"epochs": epochs, "phases": phases})}

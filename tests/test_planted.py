@@ -86,7 +86,7 @@ def assert_carried(planted: Planted, found: dict, without: dict, phase: str) -> 
     assert found["phases"]["other_s"] < 0.01 * found["total_s"]
 
 
-@pytest.fixture()
+@pytest.fixture
 def plain(store: Store, pictures: Path) -> dict:
     """A run without a cause; the one before it packed the pictures."""
     trained(store, pictures, epochs=1)

@@ -3,114 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from core.events import Phases
+from core.analysis.findings import LEAST_S, PHASES, Finding, RunFacts
+from core.words import counted, listed, percent_in_words, phase_in_words, time_in_words
 
-LEAST_S = 0.5
-"""Seconds that a stretch of time must have to be worth a sentence."""
 LOADED_PERCENT = 15.0
 """Of the processor, from which on other programs count as a load."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing to know about a run or a group.
-
-    Attributes:
-        rule: the name of the rule that found it.
-        seconds: how much time it explains; 0 for a mere remark.
-        sentence: what was found, with its figures.
-        advice: what to do; empty where nothing is to be done.
-        chart: phases, epochs, steps, machine, programs, setup or group; where it can be seen.
-        phase: the phase it is about, without _s; empty where it is about none.
-        figures: the numbers behind the sentence.
-    """
-
-    rule: str
-    seconds: float
-    sentence: str
-    advice: str
-    chart: str
-    phase: str = ""
-    figures: dict[str, float | int | str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class RunFacts:
-    """A summary, read so that what it lacks is 0, empty or None."""
-
-    summary: dict[str, Any]
-
-    def get(self, *path: str) -> Any:
-        """What lies at the end of the path."""
-        value: Any = self.summary
-        for name in path:
-            value = value.get(name) if isinstance(value, dict) else None
-        return value
-
-    def machine(self, column: str, which: str = "mean") -> float | None:
-        """Mean, min or max of what was sampled of the machine."""
-        value = self.get("machine", column, which)
-        return None if value is None else float(value)
-
-    @property
-    def epochs(self) -> list[dict[str, Any]]:
-        return self.summary.get("epochs") or []
-
-    def by_epoch(self, phase: str) -> list[float]:
-        """Seconds of the phase in each epoch."""
-        return [float((epoch.get("phases") or {}).get(f"{phase}_s") or 0) for epoch in self.epochs]
-
-    def phase_s(self, phase: str) -> float:
-        seconds = float(self.get("phases", f"{phase}_s") or 0)
-        if phase == "setup" and not seconds:
-            # a run that has not ended knows only the parts of its set-up
-            return float(sum((self.get("setup_parts") or {}).values()))
-        return seconds
-
-    @property
-    def total_s(self) -> float:
-        """All phases together: of a run that goes on, what is known of it."""
-        return sum(self.phase_s(phase) for phase in PHASES)
-
-    def percent(self, seconds: float) -> float:
-        return 100 * seconds / self.total_s if self.total_s else 0.0
-
-    def is_much(self, seconds: float, percent: float = 5.0) -> bool:
-        return seconds >= LEAST_S and self.percent(seconds) >= percent
-
-    def of_run(self, seconds: float) -> str:
-        """ "21 % of this run (74 s)" """
-        is_open = self.get("state") in ("queued", "running", "paused")
-        share = percent_in_words(self.percent(seconds))
-        return f"{share} of this run{' so far' if is_open else ''} ({time_in_words(seconds)})"
-
-    def figures(self, seconds: float) -> dict[str, float | int | str]:
-        return {"seconds": seconds, "percent": self.percent(seconds)}
-
-    def packing_wait_s(self) -> float:
-        """How much longer epoch 1 waited for images than later epochs did, because they were still being packed."""
-        waits = self.by_epoch("data_wait")
-        if not waits:
-            return 0.0
-        usual = float(np.median(waits[1:])) if waits[1:] else 0.0
-        return min(max(waits[0] - usual, 0.0), float(self.get("cache", "seconds") or 0))
-
-    def recompiles(self) -> list[dict[str, Any]]:
-        """Programs that were compiled though nothing should have been."""
-        return [program for program in self.get("programs") or [] if program.get("cause")]
-
-    def keeps_programs(self) -> bool:
-        """Whether a later process finds what was compiled."""
-        return str(self.get("environment", "compiled_programs") or "").startswith("kept")
-
-
 Rule = Callable[[RunFacts], Iterable[Finding]]
-PHASES = tuple(name.removesuffix("_s") for name in asdict(Phases()))
 FORWARD_SHARE = {"all": 1 / 3, "last": 1 / 2, "head": 1.0}
 """Of a training step's time, by what is trained: a backward pass through every layer takes about two forwards."""
 _SLOW_DISKS = {"network": "a network disk", "hdd": "a spinning disk"}
@@ -143,38 +45,6 @@ def diagnose(summary: dict[str, Any]) -> list[Finding]:
     found = [finding for rule in RULES for finding in rule(run)]
     found.sort(key=lambda finding: -finding.seconds)
     return [*found, *_compute(run, is_well=not any(finding.seconds for finding in found))]
-
-
-def time_in_words(seconds: float) -> str:
-    """0.02 -> "20 ms", 3.2 -> "3.2 s", 74 -> "74 s", 125 -> "2:05 min", 3725 -> "1:02:05 h"."""
-    if seconds < 0.0995:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 100:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    return f"{minutes}:{rest:02} min" if minutes < 60 else f"{minutes // 60}:{minutes % 60:02}:{rest:02} h"
-
-
-def percent_in_words(percent: float) -> str:
-    return f"{percent:.0f} %"
-
-
-def phase_in_words(phase: str) -> str:
-    """ "data_wait" -> "data wait" """
-    return "set-up" if phase == "setup" else phase.replace("_", " ")
-
-
-def counted(number: int, noun: str) -> str:
-    """ "1 program", "4 programs" """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def listed(words: list[str]) -> str:
-    """ "a, b and c" """
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 # -- phases ---------------------------------------------------------------------------------------------------------
@@ -420,6 +290,16 @@ def _gpu_idle(run: RunFacts) -> Iterator[Finding]:
         yield Finding("device_idle", 0, sentence, advice, "machine", "compute", {"busy_percent": busy})
 
 
+def _starved(run: RunFacts) -> Iterator[Finding]:
+    """By the device's own account: what it stood idle between steps, and neither data nor compiling was the reason."""
+    idle_s = sum(epoch.get("device_idle_s") or 0.0 for epoch in run.epochs)
+    starved_s = idle_s - run.phase_s("data_wait") - run.phase_s("compile")
+    if run.is_much(starved_s, 15):
+        sentence = f"For {run.of_run(starved_s)} the device waited for the host to send its next step."
+        advice = "Choose a larger batch size, so that each step gives the device more to do."
+        yield Finding("device_starved", starved_s, sentence, advice, "steps", "compute", run.figures(starved_s))
+
+
 def _memory(run: RunFacts) -> Iterator[Finding]:
     highest = run.machine("memory_percent", "max")
     if highest is not None and highest >= 92:
@@ -497,6 +377,7 @@ RULES: tuple[Rule, ...] = (
     _other_load,
     _gpu_slowed,
     _gpu_idle,
+    _starved,
     _memory,
     _cpu_threads,
     _uneven_steps,

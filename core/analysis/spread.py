@@ -9,21 +9,10 @@ import numpy as np
 from scipy import stats
 
 from core.analysis.comparison import Repeat, RunGroup
-from core.analysis.diagnosis import (
-    LEAST_S,
-    LOADED_PERCENT,
-    PHASES,
-    Finding,
-    RunFacts,
-    counted,
-    diagnose,
-    listed,
-    multiplies_fp32_in_bf16,
-    percent_in_words,
-    phase_in_words,
-    time_in_words,
-)
+from core.analysis.diagnosis import LOADED_PERCENT, diagnose, multiplies_fp32_in_bf16
+from core.analysis.findings import LEAST_S, PHASES, Finding, RunFacts
 from core.analysis.statistics import MIN_REPEATS, ratio_of_means
+from core.words import counted, listed, percent_in_words, phase_in_words, time_in_words
 
 AGREE_PERCENT = 5.0
 MIN_FOR_OUTLIERS = 5

@@ -69,7 +69,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
     ended = _last(events, "RunEnded")
     epochs = _epochs(events)
     phases, count, compile_s = _times(events)
-    failed = record.state == "failed" and ended is not None
+    failed = record.state in ("failed", "interrupted") and ended is not None
     return {
         "run_id": record.run_id,
         "name": record.name,

@@ -70,7 +70,7 @@ class StepWatch(Protocol):
         """All work of that step was sent."""
 
     def done(self, *, is_all: bool = False) -> list[StepTime]:
-        """The steps that ended since the last call, in order; `is_all`: wait for those that were sent."""
+        """The steps that ended since the last call, in order; `is_all`: wait for all that were sent."""
 
 
 class HostWatch:

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from core.devices.base import StepTime
 
@@ -19,70 +20,76 @@ Executions = tuple[int, list[tuple[float, float]]]
 
 @dataclass(frozen=True)
 class _Sent:
-    """A step whose work was sent; times are Unix seconds."""
+    """A step whose work was sent, in so many programs; times are Unix seconds."""
 
     waited_s: float
     has_batch: float
     sent: float
-
-    @property
-    def first_program(self) -> float:
-        """Before this, a program that is sent belongs to the step before: it is handed over a little late, by a thread
-        of the runtime's, and the host takes longer to collect the operations of the next one.
-        """
-        return self.has_batch + (self.sent - self.has_batch) / 4
+    num_programs: int
 
 
 class ExecutionWatch:
-    """Tells which executions belong to which step by when they were sent.
+    """Gives each step the programs that were sent for it, in their order.
 
     Args:
         executions: reads the record.
+        sendings: how often work was sent to the device so far, each time as one program.
         wait: blocks until all that was sent has ended and is in the record.
         clock: Unix time.
     """
 
     def __init__(
-        self, executions: Callable[[], Executions], wait: Callable[[], object], clock: Callable[[], float] = time.time
+        self,
+        executions: Callable[[], Executions],
+        sendings: Callable[[], int],
+        wait: Callable[[], object],
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._executions, self._wait, self._clock = executions, wait, clock
+        self._executions, self._sendings, self._wait, self._clock = executions, sendings, wait, clock
         self._seen = executions()[0]
         self._steps: deque[_Sent] = deque()
         self._ran: deque[tuple[float, float]] = deque()
         self._before = clock()
 
     def has_batch(self, waited_s: float) -> None:
-        self._waited_s, self._has_batch = waited_s, self._clock()
+        self._waited_s, self._has_batch, self._sent_before = waited_s, self._clock(), self._sendings()
 
     def sent(self) -> None:
-        self._steps.append(_Sent(self._waited_s, self._has_batch, self._clock()))
+        num_programs = max(1, self._sendings() - self._sent_before)
+        self._steps.append(_Sent(self._waited_s, self._has_batch, self._clock(), num_programs))
 
     def done(self, *, is_all: bool = False) -> list[StepTime]:
         if is_all:
             self._wait()
         self._read()
         times = []
-        while self._steps and self._ran and (is_all or self._is_past(self._steps[0])):
-            times.append(self._time(self._steps.popleft()))
+        while self._steps and (time := self._time(is_all)):
+            times.append(time)
         return times
 
     def _read(self) -> None:
         count, last = self._executions()
         fresh = last[max(0, len(last) - (count - self._seen)) :] if count > self._seen else []
         self._seen = count
-        self._ran.extend((at - lasted, at) for at, lasted in fresh)
+        # several threads keep the record, so that neighbours may have changed places
+        self._ran = deque(sorted([*self._ran, *((at - lasted, at) for at, lasted in fresh)]))
 
-    def _is_past(self, step: _Sent) -> bool:
-        """Whether something that was sent for a later step is in the record already, so that nothing more comes."""
-        return len(self._steps) > 1 and self._ran[-1][0] >= self._steps[1].first_program
-
-    def _time(self, step: _Sent) -> StepTime:
-        until = self._steps[0].first_program if self._steps else float("inf")
-        before, idle_s, data_wait_s, num_programs = self._before, 0.0, 0.0, 0
-        # each step has one, however late it was handed over
-        while self._ran and (not num_programs or self._ran[0][0] < until):
-            num_programs += 1
-            sent, ended = self._ran.popleft()
+    def _time(self, is_all: bool) -> StepTime | None:
+        """What is known of the oldest step that was not told; None where its programs are not in the record yet."""
+        step, later = self._steps[0], self._steps[1] if len(self._steps) > 1 else None
+        while self._ran and self._ran[0][0] < step.has_batch:
+            # a prediction, say, that came between two steps
+            self._before = max(self._before, self._ran.popleft()[1])
+        mine = [ran for ran in islice(self._ran, step.num_programs) if later is None or ran[0] < later.sent]
+        if len(mine) < step.num_programs and not is_all and len(mine) == len(self._ran):
+            return None
+        self._steps.popleft()
+        if not mine:
+            # the record holds so many programs, and later ones have taken its place
+            return StepTime(None, step.waited_s)
+        before, idle_s, data_wait_s = self._before, 0.0, 0.0
+        for sent, ended in mine:
+            self._ran.popleft()
             idle_s += max(0.0, sent - self._before)
             # of the time in which nothing ran, what lay in the host's wait for the batch
             free_since = max(self._before, step.has_batch - step.waited_s)

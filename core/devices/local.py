@@ -193,20 +193,20 @@ class CudaWatch:
         return event
 
     def has_batch(self, waited_s: float) -> None:
-        self._waited_s, self._began = waited_s, self._mark()
+        self._waited_s, self._first = waited_s, self._mark()
 
     def sent(self) -> None:
-        self._sent.append((self._waited_s, self._began, self._mark()))
+        self._sent.append((self._waited_s, self._first, self._mark()))
 
     def done(self, *, is_all: bool = False) -> list[StepTime]:
         times = []
         while self._sent and (is_all or self._sent[0][2].query()):
-            waited_s, began, ended = self._sent.popleft()
-            ended.synchronize()
+            waited_s, first, last = self._sent.popleft()
+            last.synchronize()
             # where the host is ahead, a step's first event stands right behind the last one of the step before
-            idle_s = self._before.elapsed_time(began) / 1e3
-            times.append(StepTime(self._before.elapsed_time(ended) / 1e3, min(waited_s, idle_s), idle_s))
-            self._before = ended
+            idle_s = self._before.elapsed_time(first) / 1e3
+            times.append(StepTime(self._before.elapsed_time(last) / 1e3, min(waited_s, idle_s), idle_s))
+            self._before = last
         return times
 
 

@@ -161,7 +161,7 @@ class XlaDevice:
         self.count = self.runtime.devices
         self.name = xla_info().name + (f", {self.count} devices" if self.count > 1 else "")
         self.fast_precision: str | None = "bf16" if self.runtime.is_tpu else "fp32"
-        self._marks = 0
+        self._marks = self._flushes = 0
         self._mesh = self._one_axis_mesh() if self.count > 1 else None
 
     def _one_axis_mesh(self) -> Any:
@@ -253,7 +253,7 @@ class XlaDevice:
             group["lr"], group["weight_decay"] = lr, weight_decay
 
     def watch_steps(self, clock: Callable[[], float]) -> StepWatch:
-        return ExecutionWatch(self._executions, self._xm.wait_device_ops)
+        return ExecutionWatch(self._executions, lambda: self._flushes, self._xm.wait_device_ops)
 
     def _executions(self) -> Executions:
         """Of all programs that ran in this process: how many, and of the last ones when each ended and how long ago
@@ -265,6 +265,7 @@ class XlaDevice:
         return 0, []
 
     def flush(self) -> None:
+        self._flushes += 1
         self._torch_xla.sync()
 
     def wait(self) -> None:
