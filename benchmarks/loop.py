@@ -19,6 +19,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+# read when torch is loaded, as app.py and the command line do
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import torch
 import torchvision
@@ -205,7 +207,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["cpu", "xla", "host"])
     what = parser.parse_args().what
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
     found = host_time() if what == "host" else compare(what)

@@ -6,7 +6,7 @@ import streamlit as st
 
 from core.analysis.summary import list_rows, summarise
 from core.errors import AppError
-from ui import run_views
+from ui import group_form, run_views
 from ui.registry import services
 
 
@@ -23,6 +23,7 @@ def draw_run(run_id: str) -> None:
         run_views.run_tools(summary)
 
 
+group_form.go_to_made_group()
 st.title("Runs", anchor=False)
 rows = list_rows(services().store)
 selected = run_views.runs_table(rows) if rows else []
@@ -30,7 +31,9 @@ if len(selected) == 1:
     st.query_params["run"] = selected[0]
 if len(selected) > 1:
     st.query_params.pop("run", None)
-    run_views.compare([summarise(services().store, run_id) for run_id in selected])
+    summaries = [summarise(services().store, run_id) for run_id in selected]
+    run_views.compare(summaries)
+    group_form.past_runs_form(summaries)
 elif run_id := st.query_params.get("run"):
     draw_run(run_id)
 elif rows:

@@ -8,7 +8,7 @@ import streamlit as st
 
 from core.config import RunConfig, as_command, field_errors
 from core.errors import AppError
-from ui import forms
+from ui import forecast_card, forms, group_form
 from ui.registry import services
 
 
@@ -94,8 +94,8 @@ def draw_start(values: dict[str, Any], problems: dict[str, str]) -> None:
             f"{RunConfig.model_fields[name].title}: {words}" if name else f"These options clash: {words}"
             for name, words in problems.items()
         ]
-        if data := forms.data_problem(values["data"]):
-            reasons.append(data)
+        if no_data := forms.data_problem(values["data"]):
+            reasons.append(no_data)
         if config and (problem := forms.device_problem(config)):
             reasons.append(problem)
         if config:
@@ -103,6 +103,7 @@ def draw_start(values: dict[str, Any], problems: dict[str, str]) -> None:
             st.plotly_chart(forms.schedule_figure(config), key="lr_preview", config={"displayModeBar": False})
             st.caption("The same from the command line")
             st.code(as_command(config), language="bash", wrap_lines=True)
+            forecast_card.draw_forecast(config, not reasons)
         st.button(
             "Start", type="primary", key="start", width="stretch", disabled=bool(reasons), on_click=start,
             args=(newest_run_id(),),
@@ -111,10 +112,12 @@ def draw_start(values: dict[str, Any], problems: dict[str, str]) -> None:
             st.markdown(f":red[:material/error:] {reason.rstrip('.')}.")
         if problem := st.session_state.pop("start_problem", None):
             st.error(problem)
+        group_form.compare_form(config, no_data)
 
 
 if st.session_state.pop("started_run", None):
     st.switch_page("../pages/live.py")
+group_form.go_to_made_group()
 st.title("Train", anchor=False)
 forms.fill_in()
 forms.preset_choice()

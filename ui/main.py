@@ -18,6 +18,7 @@ page = st.navigation(
         st.Page("../pages/data.py", title="Data", icon=":material/photo_library:"),
         st.Page("../pages/live.py", title="Live", icon=":material/monitoring:"),
         st.Page("../pages/runs.py", title="Runs", icon=":material/history:"),
+        st.Page("../pages/timings.py", title="Timings", icon=":material/timer:"),
     ]
 )
 page.run()

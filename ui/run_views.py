@@ -6,29 +6,18 @@ from datetime import datetime
 from typing import Any
 
 import pandas as pd
-import plotly.graph_objects as go
 import streamlit as st
 
 from core import charts
-from core.analysis.summary import export_csv, export_json
 from core.config import RunConfig
 from core.data.dataset import SKIP_WORDS
 from core.data.figures import SPLIT_WORDS
 from core.errors import AppError
-from ui.data_views import callouts, number_cards
+from ui.data_views import callouts, escaped, number_cards
 from ui.registry import services
+from ui.timing_views import downloads, run_times
 from ui.words import STATE_COLOURS, STATE_WORDS, percent, seconds_in_words
 
-PHASE_TITLES = {
-    "setup_s": "Set-up",
-    "data_wait_s": "Data wait",
-    "transfer_s": "Transfer",
-    "compile_s": "Compile",
-    "compute_s": "Compute",
-    "evaluation_s": "Evaluation",
-    "checkpoint_s": "Checkpoint",
-    "other_s": "Other",
-}
 EPOCH_TITLES = {
     "epoch": "Epoch",
     "train_loss": "Training loss",
@@ -38,15 +27,6 @@ EPOCH_TITLES = {
     "val_top5": "Validation top-5 (%)",
     "seconds": "Seconds",
     "images_per_s": "Images/s",
-}
-
-
-PROGRAM_TITLES = {
-    "step": "Step",
-    "phase": "In",
-    "count": "Programs",
-    "seconds": "Seconds",
-    "cause": "Cause",
 }
 
 
@@ -85,7 +65,7 @@ def runs_table(rows: list[dict[str, Any]]) -> list[str]:
 def run_header(summary: dict[str, Any]) -> None:
     """Name, state, what went wrong, and the figures that matter."""
     state = summary["state"]
-    st.subheader(summary["name"], anchor=False)
+    st.subheader(escaped(summary["name"]), anchor=False)
     st.badge(STATE_WORDS.get(state, state), color=STATE_COLOURS.get(state, "gray"))
     if summary["reason"]:
         st.error(f"**{summary['reason']}** {summary['fix']}")
@@ -94,11 +74,13 @@ def run_header(summary: dict[str, Any]) -> None:
     best = summary["best"] or {"epoch": None, "val_top1": None}
     rates = [epoch["images_per_s"] for epoch in summary["epochs"] if epoch["images_per_s"]]
     with st.container(horizontal=True):
-        st.metric("Best top-1", percent(best["val_top1"]), border=True, width=140)
-        st.metric("Epochs", f"{len(summary['epochs'])} of {summary['config']['epochs']}", border=True, width=140)
-        st.metric("Time", seconds_in_words(summary["total_s"]), border=True, width=140)
-        st.metric("Images/s", f"{rates[-1]:,.0f}" if rates else "–", border=True, width=140)
-        st.metric("Device", summary["device"]["kind"], border=True, width=140, help=summary["device"]["name"] or None)
+        st.metric("Best top-1", percent(best["val_top1"]), border=True, width="content")
+        st.metric("Epochs", f"{len(summary['epochs'])} of {summary['config']['epochs']}", border=True, width="content")
+        st.metric("Time", seconds_in_words(summary["total_s"]), border=True, width="content")
+        st.metric("Images/s", f"{rates[-1]:,.0f}" if rates else "–", border=True, width="content")
+        st.metric(
+            "Device", summary["device"]["kind"], border=True, width="content", help=summary["device"]["name"] or None
+        )
 
 
 def run_charts(run_id: str) -> None:
@@ -122,48 +104,13 @@ def run_tables(summary: dict[str, Any]) -> None:
         else:
             st.caption("No epoch has ended.")
     with phases:
-        _phases(summary)
+        run_times(summary)
     with data:
         _data(summary)
     with config:
         st.dataframe(_config_frame({"Value": summary["config"]}), hide_index=True)
     with environment:
         st.json(summary["environment"] or {}, expanded=True)
-
-
-def _phases(summary: dict[str, Any]) -> None:
-    phases = {PHASE_TITLES[name]: seconds for name, seconds in summary["phases"].items()}
-    total = sum(phases.values())
-    if not total:
-        st.caption("No times are known yet.")
-        return
-    bars = go.Bar(x=list(phases.values()), y=list(phases), orientation="h", hovertemplate="%{x:.2f} s")
-    figure = go.Figure(bars.update(marker_color=charts.TRAINING_COLOUR))
-    figure.update_layout(height=280, margin={"l": 8, "r": 8, "t": 8, "b": 8}, showlegend=False)
-    figure.update_xaxes(title="Seconds")
-    figure.update_yaxes(autorange="reversed")
-    st.plotly_chart(figure, key=f"phases_{summary['run_id']}", config={"displayModeBar": False})
-    rows = [(name, round(seconds, 2), round(100 * seconds / total, 1)) for name, seconds in phases.items()]
-    st.dataframe(pd.DataFrame(rows, columns=["Phase", "Seconds", "Percent"]), hide_index=True)
-    _programs(summary)
-
-
-def _programs(summary: dict[str, Any]) -> None:
-    """What was compiled, when and why, and whether the run began warm."""
-    if summary["is_warm"] is not None:
-        words = "Warm: nothing was compiled and no image packed." if summary["is_warm"] else (
-            "Cold: programs were compiled or images packed, which the next run of this kind need not do again "
-            "in the same process."
-        )  # fmt: skip
-        st.caption(words)
-    if summary["host_fallbacks"]:
-        st.caption(f"Left to the host in every step: {', '.join(summary['host_fallbacks'])}.")
-    if summary["programs"]:
-        frame = pd.DataFrame(summary["programs"])[list(PROGRAM_TITLES)].rename(columns=PROGRAM_TITLES)
-        frame["Cause"] = frame["Cause"].replace("", "the first of its kind")
-        st.dataframe(frame.round(2), hide_index=True)
-    else:
-        st.caption("No program was compiled.")
 
 
 def _data(summary: dict[str, Any]) -> None:
@@ -220,23 +167,15 @@ def run_tools(summary: dict[str, Any]) -> None:
                 st.error(str(error))
             else:
                 st.rerun()
-    with st.container(horizontal=True):
-        st.download_button(
-            "CSV", lambda: export_csv(store, run_id), f"{run_id}.csv", "text/csv", icon=":material/download:"
-        )
-        st.download_button(
-            "JSON", lambda: export_json(store, run_id), f"{run_id}.json", "application/json", icon=":material/download:"
-        )
-        is_active = summary["state"] in ("queued", "running", "paused")
-        if st.button(
-            "Delete", icon=":material/delete:", disabled=is_active, help="Stop it first." if is_active else None
-        ):
-            _ask_delete(run_id, summary["name"])
+    downloads(run_id)
+    is_active = summary["state"] in ("queued", "running", "paused")
+    if st.button("Delete", icon=":material/delete:", disabled=is_active, help="Stop it first." if is_active else None):
+        _ask_delete(run_id, summary["name"])
 
 
 @st.dialog("Delete this run?")
 def _ask_delete(run_id: str, name: str) -> None:
-    st.write(f"**{name}** ({run_id}) goes with its figures and checkpoints. This can't be undone.")
+    st.markdown(f"**{escaped(name)}** ({run_id}) goes with its figures and checkpoints. This can't be undone.")
     with st.container(horizontal=True):
         if st.button("Delete for good", type="primary", on_click=_delete, args=(run_id,)):
             st.rerun()

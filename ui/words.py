@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.events import PHASE_WORDS
+from core.events import PHASE_WORDS, ForecastMade
+from core.words import time_in_words
 
 STATE_WORDS = {
     "queued": "Queued",
@@ -56,3 +57,13 @@ def phase_in_words(phase: dict[str, Any]) -> str:
     if phase.get("detail"):
         parts.append(str(phase["detail"]))
     return f"{words}: {', '.join(parts)}" if parts else words
+
+
+def forecast_in_words(forecast: ForecastMade) -> str:
+    """ "About 1:02 min in all, 18 s an epoch (95 %: 58 s to 66 s in all), from 4 runs like this one." """
+    bounds = ""
+    if forecast.total_low_s is not None and forecast.total_high_s is not None:
+        low, high = time_in_words(forecast.total_low_s), time_in_words(forecast.total_high_s)
+        bounds = f" (95 %: {low} to {high} in all)" if low != high else ""
+    about = f"About {time_in_words(forecast.total_s)} in all, {time_in_words(forecast.epoch_s)} an epoch"
+    return f"{about}{bounds}, from {forecast.basis}."
