@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
-from core.analysis.comparison import compare, label_of, markdown, start_of
+from core.analysis.comparison import compare, markdown
 from core.analysis.groups import load_group
+from core.analysis.repeats import label_of, start_of
 from core.analysis.spread import diagnose_group
 from core.analysis.summary import summarise
 from core.config import RunConfig
 from core.errors import ConfigError
 from core.store import Store
+from core.words import forecast_in_words
 
 
 def compare_command(arguments: argparse.Namespace, config: RunConfig, store: Store) -> tuple[dict[str, Any], list[str]]:
@@ -169,13 +171,4 @@ def forecast_command(
     if forecast is None:
         words = "No run like this one has ended here: with --probe a few steps are timed."
         return {"forecast": None}, [words]
-    return {"forecast": asdict(forecast)}, [forecast_in_words(asdict(forecast))]
-
-
-def forecast_in_words(forecast: dict[str, Any]) -> str:
-    """ "About 62.1 s in all, 18.2 s an epoch (95 % between 58.0 and 66.4 s in all), from 4 runs like this one." """
-    bounds = ""
-    if forecast["total_low_s"] is not None:
-        bounds = f" (95 % between {forecast['total_low_s']:.1f} and {forecast['total_high_s']:.1f} s in all)"
-    about = f"About {forecast['total_s']:.1f} s in all, {forecast['epoch_s']:.1f} s an epoch"
-    return f"{about}{bounds}, from {forecast['basis']}."
+    return {"forecast": asdict(forecast)}, [forecast_in_words(forecast)]

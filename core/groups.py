@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from core.config import RunConfig, make_config
-from core.errors import ConfigError
+from core.errors import ConfigError, StoreError
 from core.events import Event
 from core.records import PlannedRun
 from core.store import Store
@@ -105,12 +105,20 @@ def run_group(
     """
     members = store.get_group(group_id).members
     for number, member in enumerate(members, start=1):
-        if member.state != "queued":
+        # it may have been stopped or deleted meanwhile
+        if not _waits(store, member.run_id):
             continue
         if not should_stop():
             on_run(number, len(members), member.run_id)
             state = train_queued(store, member.run_id, on_event=on_event, should_stop=should_stop)
             if state is None:
                 raise ConfigError("Another run holds the device.", fix="Wait for it, or stop it.")
-        if store.get_run(member.run_id).state == "queued":
+        if _waits(store, member.run_id):
             store.request(member.run_id, "stop")
+
+
+def _waits(store: Store, run_id: str) -> bool:
+    try:
+        return store.get_run(run_id).state == "queued"
+    except StoreError:
+        return False

@@ -12,29 +12,20 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from core.analysis.comparison import STARTS, RunGroup, compare, markdown
+from core.analysis.comparison import compare, rows_of
 from core.analysis.diagnosis import diagnose
 from core.analysis.findings import Finding
 from core.analysis.groups import load_group
+from core.analysis.repeats import STARTS, RunGroup
 from core.analysis.spread import diagnose_group
 from core.analysis.summary import summarise
 from core.charts import figures
 from core.config import RunConfig
+from core.group_charts import phases_by_repeat, ratios_figure, repeats_figure
+from core.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES, setup_title
 from core.series import RunSeries
 from core.store import Store
-from core.timing_charts import (
-    PHASE_COLOURS,
-    PHASE_HELP,
-    PHASE_TITLES,
-    machine_figure,
-    phases_by_epoch,
-    phases_by_repeat,
-    ratios_figure,
-    repeats_figure,
-    setup_figure,
-    setup_title,
-    step_histogram,
-)
+from core.timing_charts import machine_figure, phases_by_epoch, setup_figure, step_histogram
 from core.words import time_in_words
 
 if TYPE_CHECKING:
@@ -317,8 +308,7 @@ def _group_cards(results: Sequence[dict[str, Any]]) -> dict[str, str]:
 
 
 def _comparison(result: dict[str, Any]) -> Table:
-    # no cell of `markdown` holds the bar that parts them
-    head, _, *rows = [line.removeprefix("| ").removesuffix(" |").split(" | ") for line in markdown(result).splitlines()]
+    head, *rows = rows_of(result)
     return Table(f"{result['measure']['title']}, compared", head, rows, "llrrrrr")
 
 

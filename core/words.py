@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from core.events import ForecastMade
+
 
 def time_in_words(seconds: float) -> str:
     """0.02 -> "20 ms", 3.2 -> "3.2 s", 74 -> "74 s", 125 -> "2:05 min", 3725 -> "1:02:05 h"."""
@@ -33,3 +35,13 @@ def counted(number: int, noun: str) -> str:
 def listed(words: list[str]) -> str:
     """ "a, b and c" """
     return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+
+
+def forecast_in_words(forecast: ForecastMade) -> str:
+    """ "About 1:02 min in all, 18 s an epoch (95 %: 58 s to 66 s in all), from 4 runs like this one." """
+    bounds = ""
+    if forecast.total_low_s is not None and forecast.total_high_s is not None:
+        low, high = time_in_words(forecast.total_low_s), time_in_words(forecast.total_high_s)
+        bounds = f" (95 %: {low} to {high} in all)" if low != high else ""
+    about = f"About {time_in_words(forecast.total_s)} in all, {time_in_words(forecast.epoch_s)} an epoch"
+    return f"{about}{bounds}, from {forecast.basis}."

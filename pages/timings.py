@@ -6,10 +6,11 @@ from typing import Any
 
 import streamlit as st
 
-from core import timing_charts
+from core import group_charts
 from core.analysis.article import ARTICLE
-from core.analysis.comparison import RunGroup, compare
+from core.analysis.comparison import compare
 from core.analysis.groups import loaded
+from core.analysis.repeats import RunGroup
 from core.analysis.spread import diagnose_group
 from core.records import GroupRecord
 from ui import group_views, timing_views
@@ -21,9 +22,9 @@ def draw_group(group: RunGroup, record: GroupRecord | None) -> None:
     result = compare_as_asked(group)
     group_views.answer(result)
     figures = {
-        "repeats": timing_charts.repeats_figure(result),
-        "ratios": timing_charts.ratios_figure(result),
-        "phases": timing_charts.phases_by_repeat(group),
+        "repeats": group_charts.repeats_figure(result),
+        "ratios": group_charts.ratios_figure(result),
+        "phases": group_charts.phases_by_repeat(group),
     }
     drawn = {anchor: figure for anchor, figure in figures.items() if figure.data}
     if found := diagnose_group(group):

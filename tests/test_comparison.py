@@ -8,16 +8,8 @@ from dataclasses import replace
 import pytest
 
 from core.analysis.article import ARTICLE
-from core.analysis.comparison import (
-    MEASURES,
-    Repeat,
-    RunGroup,
-    compare,
-    group_of,
-    label_of,
-    markdown,
-    start_of,
-)
+from core.analysis.comparison import MEASURES, compare, markdown
+from core.analysis.repeats import Repeat, RunGroup, group_of, label_of, start_of
 from core.config import make_config
 from core.errors import ConfigError
 from core.events import Phases

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from core.analysis.article import ARTICLE
-from core.analysis.comparison import Repeat, RunGroup
 from core.analysis.diagnosis import diagnose
 from core.analysis.findings import PHASES, Finding, RunFacts
+from core.analysis.repeats import Repeat, RunGroup
 from core.analysis.spread import diagnose_group
 from core.words import listed, time_in_words
 

@@ -13,8 +13,8 @@ import pytest
 import core.engine
 import core.setup
 import core.worker
-from core.analysis.comparison import group_of
 from core.analysis.diagnosis import diagnose
+from core.analysis.repeats import group_of
 from core.analysis.spread import diagnose_group
 from core.analysis.summary import summarise
 from core.config import make_config

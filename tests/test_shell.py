@@ -172,7 +172,7 @@ def test_the_real_server_on_all_addresses_fails_closed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(None, "–"), (0.42, "0.4 s"), (9.97, "10 s"), (65, "1 min 5 s"), (3725, "1 h 2 min")]
+    ("seconds", "words"), [(None, "–"), (0.42, "0.4 s"), (9.97, "10 s"), (125, "2:05 min"), (3725, "1:02:05 h")]
 )
 def test_seconds_in_words(seconds: float | None, words: str):
     assert seconds_in_words(seconds) == words

@@ -15,25 +15,16 @@ from PIL import Image
 from skimage.color import deltaE_ciede2000, rgb2lab
 
 from core.analysis.article import ARTICLE
-from core.analysis.comparison import Repeat, RunGroup, compare, group_of
+from core.analysis.comparison import compare
+from core.analysis.repeats import Repeat, RunGroup, group_of
 from core.analysis.statistics import describe
 from core.analysis.summary import summarise
 from core.config import make_config
 from core.events import MachineSampled, Phases
+from core.group_charts import phases_by_repeat, ratios_figure, repeats_figure
+from core.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
 from core.store import Store
-from core.timing_charts import (
-    MOST_POINTS,
-    PHASE_COLOURS,
-    PHASE_HELP,
-    PHASE_TITLES,
-    machine_figure,
-    phases_by_epoch,
-    phases_by_repeat,
-    ratios_figure,
-    repeats_figure,
-    setup_figure,
-    step_histogram,
-)
+from core.timing_charts import MOST_POINTS, machine_figure, phases_by_epoch, setup_figure, step_histogram
 from core.worker import train_run
 from tests.browser import CHROMIUM, chromium_page
 

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args, get_origin
 import pandas as pd
 import streamlit as st
 
-from core.analysis.comparison import compare, group_of, label_of, start_of
+from core.analysis.comparison import compare
+from core.analysis.repeats import group_of, label_of, start_of
 from core.analysis.statistics import ADVISED_REPEATS, MIN_REPEATS
 from core.config import RunConfig
 from core.devices import list_devices, resolve_kind

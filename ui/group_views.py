@@ -13,7 +13,8 @@ import pandas as pd
 import streamlit as st
 
 from core.analysis.article import ARTICLE
-from core.analysis.comparison import MEASURES, TIME_TO_ACCURACY, RunGroup
+from core.analysis.comparison import MEASURES, TIME_TO_ACCURACY
+from core.analysis.repeats import RunGroup
 from core.analysis.statistics import MIN_REPEATS
 from core.errors import AppError, StoreError
 from core.records import ACTIVE_STATES, GroupRecord

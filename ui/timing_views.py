@@ -14,6 +14,7 @@ from core import timing_charts
 from core.analysis.diagnosis import diagnose
 from core.analysis.exports import TABLES, export
 from core.analysis.findings import Finding
+from core.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
 from core.words import time_in_words
 from ui.data_views import escaped
 from ui.registry import services
@@ -95,9 +96,9 @@ def _bullets(sentences: Sequence[str]) -> str:
 def phase_help() -> None:
     """What is in each phase, behind a button."""
     rows = "".join(
-        f'<p style="margin:0 0 .6rem"><span style="color:{timing_charts.PHASE_COLOURS[name]}">■</span> '
-        f"<b>{title}</b><br>{timing_charts.PHASE_HELP[name]}</p>"
-        for name, title in timing_charts.PHASE_TITLES.items()
+        f'<p style="margin:0 0 .6rem"><span style="color:{PHASE_COLOURS[name]}">■</span> '
+        f"<b>{title}</b><br>{PHASE_HELP[name]}</p>"
+        for name, title in PHASE_TITLES.items()
     )
     with st.popover("What the phases mean", icon=":material/help:", type="tertiary"):
         st.html(rows)
@@ -178,7 +179,7 @@ def _phase_figures(summary: dict[str, Any]) -> None:
     total_s = sum(summary["phases"].values())
     if total_s:
         rows = [
-            (timing_charts.PHASE_TITLES[name], seconds, 100 * seconds / total_s)
+            (PHASE_TITLES[name], seconds, 100 * seconds / total_s)
             for name, seconds in summary["phases"].items()
         ]
         frame = pd.DataFrame(rows, columns=["Phase", "Seconds", "Percent"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from core.events import PHASE_WORDS, ForecastMade
+from core.events import PHASE_WORDS
 from core.words import time_in_words
 
 STATE_WORDS = {
@@ -28,17 +28,8 @@ STATE_COLOURS = {
 
 
 def seconds_in_words(seconds: float | None) -> str:
-    """0.4 -> "0.4 s", 65 -> "1 min 5 s", 3725 -> "1 h 2 min"; a dash where there is none."""
-    if seconds is None:
-        return "–"
-    if seconds < 9.95:
-        return f"{max(seconds, 0):.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+    """As `time_in_words`; a dash where there is none."""
+    return "–" if seconds is None else time_in_words(max(seconds, 0.0))
 
 
 def percent(value: float | None) -> str:
@@ -57,13 +48,3 @@ def phase_in_words(phase: dict[str, Any]) -> str:
     if phase.get("detail"):
         parts.append(str(phase["detail"]))
     return f"{words}: {', '.join(parts)}" if parts else words
-
-
-def forecast_in_words(forecast: ForecastMade) -> str:
-    """ "About 1:02 min in all, 18 s an epoch (95 %: 58 s to 66 s in all), from 4 runs like this one." """
-    bounds = ""
-    if forecast.total_low_s is not None and forecast.total_high_s is not None:
-        low, high = time_in_words(forecast.total_low_s), time_in_words(forecast.total_high_s)
-        bounds = f" (95 %: {low} to {high} in all)" if low != high else ""
-    about = f"About {time_in_words(forecast.total_s)} in all, {time_in_words(forecast.epoch_s)} an epoch"
-    return f"{about}{bounds}, from {forecast.basis}."

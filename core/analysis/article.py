@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from core.analysis.comparison import Repeat, RunGroup
+from core.analysis.repeats import Repeat, RunGroup
 
 _MINUTES_AND_SECONDS = (("TPU", 7, 58), ("TPU", 12, 35), ("TPU", 8, 35), ("GPU", 11, 15), ("GPU", 11, 8))
 
 ARTICLE = RunGroup(
     group_id="article-2020",
-    name="Article of 2020",
+    name="The article's five runs",
     repeats=[
         Repeat(
             label=label,

@@ -6,44 +6,20 @@ Cold, warm and unknown starts are compared apart. Everything here takes values a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
+from core.analysis.fairness import limits
+from core.analysis.repeats import STARTS, Cell, Repeat, RunGroup
 from core.analysis.statistics import ADVISED_REPEATS, MIN_REPEATS, Description, Ratio, describe, ratio_of_means
 from core.errors import ConfigError
 from core.events import Phases
 from core.records import ENDED_STATES
+from core.words import counted
 
-STARTS = {"cold": "cold", "warm": "warm", "": "not known"}
 TIME_TO_ACCURACY = "time_to_accuracy_s"
-_NOT_COMPARED = ("seed", "process", "caches")
-_FACTS = ("torch", "torchvision", "torch_xla", "timm", "threads", "precision", "matmul_precision")
-
-
-@dataclass(frozen=True)
-class Repeat:
-    """One run of a group. start: "cold", "warm" or "" (not known); phases may be empty."""
-
-    label: str
-    start: str
-    run_id: str
-    state: str
-    total_s: float | None
-    phases: dict[str, float]
-    epochs: list[dict[str, Any]]
-    summary: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True)
-class RunGroup:
-    """Repeats to compare, labelled by what differs; `note` says what is to be known of them, as a source."""
-
-    group_id: str
-    name: str
-    repeats: list[Repeat]
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,21 +37,6 @@ class Measure:
     lower_is_better: bool
     claim: str
     value: Callable[[Repeat, float], float | None]
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """The repeats of one label and start; `counted` are those that finished and have the measure."""
-
-    label: str
-    start: str
-    repeats: list[Repeat] = field(default_factory=list)
-    counted: list[Repeat] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-    @property
-    def name(self) -> str:
-        return f"{self.label}, {self.start}" if self.start else self.label
 
 
 def _epoch_s(repeat: Repeat, _: float) -> float | None:
@@ -168,19 +129,15 @@ def compare(
         "baseline": base,
         "cells": [_cell_result(cell, asked.unit) for cell in cells],
         "ratios": [_ratio_result(cell, base, cells, asked, goal) for cell in cells if cell.label != base],
-        "warnings": [
-            *(warning for cell in cells for warning in _cell_warnings(cell, title)),
-            *_label_warnings(cells, base),
-            *_machine_warnings(cells),
-        ],
+        "warnings": limits(cells, base, title),
     }
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """What `compare` returned as a table for a README."""
+def rows_of(result: dict[str, Any]) -> list[tuple[str, ...]]:
+    """What `compare` returned as the texts of a table, the head first."""
     unit, ratios = result["measure"]["unit"], {(item["start"], item["label"]): item for item in result["ratios"]}
     head = ("Label", "Start", "Repeats", f"Median ({unit})", f"Mean ({unit}), 95 % interval", "Spread")
-    rows = [(*head, f"Ratio to {result['baseline']}"), ("---", "---", *["---:"] * 5)]
+    rows: list[tuple[str, ...]] = [(*head, f"Ratio to {result['baseline']}")]
     for cell in result["cells"]:
         failed = f" ({cell['failed']} unfinished)" if cell["failed"] else ""
         rows.append(
@@ -194,56 +151,18 @@ def markdown(result: dict[str, Any]) -> str:
                 _ratio_cell(ratios.get((cell["start"], cell["label"]))),
             )
         )
-    return "".join(f"| {' | '.join(text.replace('|', '/') for text in row)} |\n" for row in rows)
+    return rows
 
 
-def group_of(
-    name: str,
-    summaries: Sequence[dict[str, Any]],
-    labels: Sequence[str],
-    starts: Sequence[str],
-    group_id: str = "",
-    note: str = "",
-) -> RunGroup:
-    """A group of runs, each with its summary (see `summarise`), label and start."""
-    repeats = [
-        Repeat(
-            label=label,
-            start=start,
-            run_id=summary["run_id"],
-            state=summary["state"],
-            total_s=summary["total_s"],
-            phases=summary["phases"],
-            epochs=summary["epochs"],
-            summary=summary,
-        )
-        for summary, label, start in zip(summaries, labels, starts, strict=True)
-    ]
-    return RunGroup(group_id, name, repeats, note)
+def markdown(result: dict[str, Any]) -> str:
+    """What `compare` returned as a table for a README."""
+    head, *rows = rows_of(result)
+    lines = [head, ("---", "---", *["---:"] * (len(head) - 2)), *rows]
+    return "".join(f"| {' | '.join(text.replace('|', '/') for text in row)} |\n" for row in lines)
 
 
-def label_of(summaries: Sequence[dict[str, Any]], fields: Sequence[str] | None = None) -> list[str]:
-    """A label a run: "cpu" where runs differ in the device only, else as "device cpu, precision bf16".
-
-    Args:
-        fields: the config fields to name; None: those in which the runs differ.
-    """
-    configs = [_config(summary) for summary in summaries]
-    if fields is None:
-        names = dict.fromkeys(name for config in configs for name in config)
-        fields = [name for name in names if len({_text(config.get(name)) for config in configs}) > 1]
-    if list(fields) in ([], ["device"]):
-        return [_text(config["device"]) for config in configs]
-    return [", ".join(f"{name} {_text(config.get(name))}" for name in fields) for config in configs]
-
-
-def start_of(summary: dict[str, Any]) -> str:
-    """ "warm", "cold", or "" where it isn't known."""
-    return {True: "warm", False: "cold"}.get(summary["is_warm"], "")
-
-
-def _cells(repeats: Sequence[Repeat], labels: Sequence[str], measure: Measure, accuracy: float) -> list[_Cell]:
-    cells = {(start, label): _Cell(label, start) for start in STARTS for label in labels}
+def _cells(repeats: Sequence[Repeat], labels: Sequence[str], measure: Measure, accuracy: float) -> list[Cell]:
+    cells = {(start, label): Cell(label, start) for start in STARTS for label in labels}
     for repeat in repeats:
         cell = cells[repeat.start, repeat.label]
         cell.repeats.append(repeat)
@@ -254,13 +173,16 @@ def _cells(repeats: Sequence[Repeat], labels: Sequence[str], measure: Measure, a
     return [cell for cell in cells.values() if cell.repeats]
 
 
-def _cell_result(cell: _Cell, unit: str) -> dict[str, Any]:
+def _cell_result(cell: Cell, unit: str) -> dict[str, Any]:
     told = [repeat.phases for repeat in cell.counted if repeat.phases]
     description = describe(cell.values)
+    if description.low is not None and min(cell.values) >= 0:
+        # no time is negative, however wide the interval
+        description = replace(description, low=max(0.0, description.low))
     return {
         "label": cell.label,
         "start": cell.start,
-        "failed": _count(cell, lambda repeat: repeat.state in ENDED_STATES and repeat.state != "finished"),
+        "failed": cell.count(lambda repeat: repeat.state in ENDED_STATES and repeat.state != "finished"),
         "values": [
             {"run_id": repeat.run_id, "value": value} for repeat, value in zip(cell.counted, cell.values, strict=True)
         ],
@@ -280,7 +202,7 @@ def _cell_words(told: Description, unit: str) -> str:
     return f"{mean} ({interval})" + (f", spread {told.cv_percent:.1f} %." if told.cv_percent is not None else ".")
 
 
-def _ratio_result(cell: _Cell, base: str, cells: Sequence[_Cell], measure: Measure, accuracy: float) -> dict[str, Any]:
+def _ratio_result(cell: Cell, base: str, cells: Sequence[Cell], measure: Measure, accuracy: float) -> dict[str, Any]:
     others = next((other.values for other in cells if (other.label, other.start) == (base, cell.start)), [])
     ratio = ratio_of_means(cell.values, others)
     return {
@@ -298,7 +220,7 @@ def _ratio_words(label: str, base: str, ratio: Ratio, claim: str, accuracy: floa
     if fewest < MIN_REPEATS:
         scarce = label if ratio.n_a == fewest else base
         return (
-            f"{_repeats(fewest)} of {scarce}: nothing can be said about which is faster; "
+            f"{counted(fewest, 'repeat')} of {scarce}: nothing can be said about which is faster; "
             f"at least {MIN_REPEATS} are needed, {ADVISED_REPEATS} are advised."
         )
     if ratio.ratio is None or ratio.low is None or ratio.high is None:
@@ -308,94 +230,6 @@ def _ratio_words(label: str, base: str, ratio: Ratio, claim: str, accuracy: floa
     if ratio.is_clear:
         return f"{said} (95 % interval {interval}, {repeats})."
     return f"No clear difference: {said} ({repeats}), the interval {interval} holds 1."
-
-
-def _cell_warnings(cell: _Cell, title: str) -> Iterable[str]:
-    n, few = len(cell.counted), f"{cell.name}: {_repeats(len(cell.counted))}"
-    if n < MIN_REPEATS:
-        yield f"{few}; at least {MIN_REPEATS} are needed to say anything, {ADVISED_REPEATS} are advised."
-    elif n < ADVISED_REPEATS:
-        yield f"{few}; {ADVISED_REPEATS} are advised, the interval is wide with fewer."
-    if going_on := _count(cell, lambda repeat: repeat.state not in ENDED_STATES):
-        yield f"{cell.name}: {_repeats(going_on)} not ended yet, left out."
-    if unknown := _count(cell, lambda repeat: repeat.state == "finished") - n:
-        others = ": the figures hold for the others only" if n else ""
-        yield f"{cell.name}: {_repeats(unknown)} without {title}, left out{others}."
-    if differing := _differing(_values_by_fact(cell.counted)):
-        yield f"{cell.name}: the repeats differ in {', '.join(differing)}."
-    true_starts = [start_of(repeat.summary) for repeat in cell.counted if repeat.summary]
-    if cell.start == "cold" and (not_cold := true_starts.count("warm")):
-        yield f"{cell.name}: {_repeats(not_cold)} not cold: nothing was compiled and no image packed."
-    if cell.start == "warm" and (not_warm := true_starts.count("cold")):
-        yield f"{cell.name}: {_repeats(not_warm)} not warm: something was compiled or images were packed."
-
-
-def _label_warnings(cells: Sequence[_Cell], base: str) -> Iterable[str]:
-    repeats: dict[str, list[Repeat]] = {}
-    for cell in cells:
-        repeats.setdefault(cell.label, []).extend(cell.counted)
-    for label, mine in repeats.items():
-        ours, theirs = _values_by_fact(mine), _values_by_fact(repeats.get(base, []))
-        names = [name for name in ours if name in theirs and ours[name] != theirs[name]]
-        told = [f"{name} ({' or '.join(ours[name])} / {' or '.join(theirs[name])})" for name in names]
-        if "device" in names:
-            # which device it is named is no difference of its own
-            rest = [text for name, text in zip(names, told, strict=True) if name not in ("device", "device name")]
-            if rest:
-                yield f"{label} and {base} also differ in: {', '.join(rest)}."
-        elif len(names) > 1:
-            yield f"{label} and {base} differ in more than one thing: {', '.join(told)}."
-
-
-def _machine_warnings(cells: Sequence[_Cell]) -> Iterable[str]:
-    labels: dict[str, dict[str, None]] = {}
-    for cell in cells:
-        for repeat in cell.counted:
-            facts = (repeat.summary or {}).get("environment", {})
-            if "cpu" in facts:
-                machine = f"{facts['cpu']} with {facts['cores']} cores"
-                labels.setdefault(machine, {})[cell.label] = None
-    if len(labels) > 1:
-        told = "; ".join(f"{machine} ({', '.join(names)})" for machine, names in labels.items())
-        yield f"The repeats ran on different machines: {told}."
-
-
-def _config(summary: dict[str, Any]) -> dict[str, Any]:
-    """The run's config without what repeats may differ in; `device` is the kind that the run was on."""
-    config = {name: value for name, value in summary["config"].items() if name not in _NOT_COMPARED}
-    return {**config, "device": summary["device"]["kind"]}
-
-
-def _values_by_fact(repeats: Sequence[Repeat]) -> dict[str, list[str]]:
-    """Config field or fact of the environment to the values that it has in `repeats`, sorted.
-
-    What was measured stands for what was asked: precision auto is the precision that it came to.
-    """
-    values: dict[str, set[str]] = {}
-    for repeat in repeats:
-        if repeat.summary:
-            environment = repeat.summary["environment"]
-            facts = {name: environment[name] for name in _FACTS if name in environment}
-            told = {**_config(repeat.summary), "device name": repeat.summary["device"]["name"], **facts}
-            for name, value in told.items():
-                values.setdefault(name, set()).add(_text(value))
-    return {name: sorted(texts) for name, texts in values.items()}
-
-
-def _differing(values: dict[str, list[str]]) -> list[str]:
-    return [f"{name} ({', '.join(texts)})" for name, texts in values.items() if len(texts) > 1]
-
-
-def _count(cell: _Cell, is_meant: Callable[[Repeat], bool]) -> int:
-    return sum(map(is_meant, cell.repeats))
-
-
-def _repeats(count: int) -> str:
-    return f"{count} repeat{'' if count == 1 else 's'}"
-
-
-def _text(value: Any) -> str:
-    return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _figure(value: float | None, like: float | None = None) -> str:

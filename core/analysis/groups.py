@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core.analysis.article import ARTICLE
-from core.analysis.comparison import RunGroup, group_of
+from core.analysis.repeats import RunGroup, group_of
 from core.analysis.summary import summarise
 from core.records import GroupRecord
 from core.store import Store

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from scipy import stats
 
-from core.analysis.comparison import Repeat, RunGroup
 from core.analysis.diagnosis import LOADED_PERCENT, diagnose, multiplies_fp32_in_bf16
 from core.analysis.findings import LEAST_S, PHASES, Finding, RunFacts
+from core.analysis.repeats import Repeat, RunGroup
 from core.analysis.statistics import MIN_REPEATS, ratio_of_means
 from core.words import counted, listed, percent_in_words, phase_in_words, time_in_words
 
