@@ -1,9 +1,10 @@
 """What it costs to know where the time goes: the same steps with all timing and sampling, and without any.
 
-    python benchmarks/timing_cost.py cpu | xla
+    python benchmarks/timing_cost.py cpu | xla | empty
 
 With: laps, the device's account of its steps, events, their writing to a store four times a second, and the sampling of
 the machine once a second. Without: the same steps and the same looks at the loss. Rounds in turn; threads fixed at 2.
+`empty` takes steps that do nothing, so that what is left is the timing: its cost without the noise of real steps.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 # read when torch is loaded, as app.py and the command line do
@@ -28,6 +30,7 @@ import torchvision
 from benchmarks.loop import CLASSES, LOG_EVERY, MEAN, STD, STEPS, THREADS, Memory, Patient
 from core.compiles import CompileWatch
 from core.config import RunConfig, make_config
+from core.data.loader import Batch
 from core.devices import open_device
 from core.devices.base import Device
 from core.engine import train_epoch
@@ -93,13 +96,45 @@ def without_timing(task: Task) -> Callable[[], float]:
     return epoch
 
 
+class Empty(Memory):
+    """One batch again and again, many times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_batches = 2000
+
+    def epoch(self, epoch: int) -> Generator[Batch, None, None]:
+        return (self.batches[0] for _ in range(self.num_batches))
+
+
+def empty() -> dict[str, object]:
+    """Microseconds that timing takes of each step, on the host."""
+    config, data = make_config(log_every=LOG_EVERY, schedule="constant", epochs=10_000), Empty()
+    task = make_task(config, open_device("cpu"), data)
+    with (
+        mock.patch("core.engine.place_parts"),
+        mock.patch("core.engine.train_step", add_nothing),
+        tempfile.TemporaryDirectory() as home,
+    ):
+        epoch = with_timing(task, Store(Path(home)))
+        seconds = [epoch() for _ in range(6)][1:]
+    return {"microseconds a step": [round(1e6 * each / data.num_batches, 1) for each in seconds]}
+
+
+def add_nothing(task: Task, parts: object, lr: float, step: int, sums: Sums) -> None:
+    sums._images += 1
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=["cpu", "xla"])
+    parser.add_argument("kind", choices=["cpu", "xla", "empty"])
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     given = parser.parse_args()
     torch.set_num_threads(THREADS)
     torch.manual_seed(0)
+    if given.kind == "empty":
+        print(json.dumps({"torch": torch.__version__, "threads": THREADS, **empty()}, indent=1))
+        return
     config = make_config(
         lr=1e-3, weight_decay=0.01, optimizer="adamw", schedule="constant", log_every=LOG_EVERY, epochs=10_000
     )

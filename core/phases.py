@@ -13,8 +13,8 @@ PHASE_TITLES = {
     "other_s": "Other",
 }
 PHASE_HELP = {
-    "setup_s": "Starting the device, fetching and scanning the data, building the model, opening the image cache.",
-    "data_wait_s": "The trainer had no batch; what loader threads did meanwhile does not count.",
+    "setup_s": "Starting the device, fetching, scanning and packing the data, building the model, loading its weights.",
+    "data_wait_s": "The device had nothing to do, and the trainer no batch; what loader threads do does not count.",
     "transfer_s": "Handing batches to the device; on CUDA only the call, since the copy itself is queued.",
     "compile_s": "XLA or torch.compile building programs, taken out of the phase in which it fell.",
     "compute_s": "Forward, backward and optimizer, with the wait for their figures.",
@@ -39,6 +39,7 @@ SETUP_TITLES = {
     "scan_s": "Scanning the data",
     "cache_build_s": "Packing images",
     "cache_open_s": "Opening the cache",
+    "weights_s": "Loading weights",
     "model_s": "Building the model",
     "preflight_s": "Tracing the model",
     "placement_s": "Placing the model",

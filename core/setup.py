@@ -71,6 +71,12 @@ class _Parts:
         self._last = now
 
 
+    def name_part(self, name: str, of: str, seconds: float) -> None:
+        """So much of a part that has ended has a name of its own."""
+        self.seconds[f"{name}_s"] = seconds
+        self.seconds[f"{of}_s"] -= seconds
+
+
 @dataclass(frozen=True)
 class Prepared:
     """A task to be trained.
@@ -154,6 +160,7 @@ def prepare(
             seed=config.seed,
         )
     parts.end("model")
+    parts.name_part("weights", "model", built.weights_s)
 
     with device.turn():
         left = _trace(config, device, built.module, looks.image_size, len(dataset.classes))

@@ -27,6 +27,16 @@ def test_what_a_run_needs_once_is_added_to_its_epochs_whatever_their_number():
     assert forecast.total_low_s is None and forecast.basis == "1 run like this one"
 
 
+def test_other_data_stretch_an_epoch_by_their_images():
+    run = past(40.0, 10, 10) | {"num_train": 100, "num_val": 50}
+    for epoch in run["epochs"]:
+        epoch["phases"] = {"evaluation_s": 4.0}
+    # 6 s for 100 training images and 4 s for 50 validation images; 20 s once
+    forecast = from_runs([run], epochs=3, size=(300, 25))
+    assert (forecast.epoch_s, forecast.total_s) == (20, 80)
+    assert forecast.basis == "1 run like this one on other data"
+
+
 def test_bounds_are_those_of_a_new_value_by_the_t_distribution():
     totals = [20.0, 22.0, 21.0, 26.0]
     forecast = from_runs([past(total, total) for total in totals], epochs=1)
@@ -59,6 +69,11 @@ def test_a_run_is_forecast_by_runs_like_it_alone_and_the_forecast_is_kept_with_i
     assert forecast_for(store, config, "cpu").basis == "2 runs like this one"
     assert forecast_for(store, tiny(pictures, batch_size=4), "cpu") is None
     assert forecast_for(store, config, "xla") is None
+    # the same work on data whose size another run has told
+    more = tiny(pictures, epochs=2, val_percent=50)
+    assert forecast_for(store, more, "cpu") is None
+    train_run(store, store.create_run(tiny(pictures, val_percent=50, batch_size=4)))
+    assert forecast_for(store, more, "cpu").basis == "2 runs like this one on other data"
 
 
 def test_a_probe_times_a_few_steps_and_leaves_no_run_behind(store: Store):

@@ -25,7 +25,8 @@ _SETUP_PARTS = {
     "scan_s": ("scanning the data", "What was found is remembered: the next run reads changed files only."),
     "cache_build_s": ("decoding and packing images", "The next run with these images will not need it."),
     "cache_open_s": ("opening the image cache", f"If the disk is slow, {_COPY}."),
-    "model_s": ("building the model and loading its weights", "Weights are downloaded once; the next run has them."),
+    "weights_s": ("fetching and loading the weights", "They are downloaded once; the next run has them."),
+    "model_s": ("building the model", _ONCE_A_RUN),
     "preflight_s": ("tracing the model before the first step", _ONCE_A_RUN),
     "placement_s": ("moving the model to the device", _ONCE_A_RUN),
 }

@@ -9,72 +9,94 @@ from typing import Any
 
 from scipy.special import stdtrit
 
+from core.analysis.summary import summarise
 from core.config import RunConfig
 from core.events import ForecastMade
+from core.records import RunRecord
 from core.store import Store
 
-SAME = (
-    "model", "data", "val_percent", "image_size", "batch_size", "trainable", "precision", "matmul_precision",
-    "torch_compile", "num_devices", "accumulate", "augmentation", "auto_augment", "caches", "process",
+SAME_DATA = ("data", "val_percent", "val_duplicates")
+SAME_WORK = (
+    "model", "image_size", "batch_size", "trainable", "precision", "matmul_precision", "torch_compile", "num_devices",
+    "accumulate", "augmentation", "auto_augment", "caches", "process",
 )  # fmt: skip
-"""Options that a run must share with another one to say how long that will take."""
+SAME = (*SAME_WORK, *SAME_DATA)
+"""Options that a run must share with another one to say by itself how long that will take."""
 MOST_RUNS = 10
 FEWEST_RUNS = 3
 """Below this number of runs nothing is said of how far off a forecast may be."""
 
 
 def forecast_for(store: Store, config: RunConfig, kind: str) -> ForecastMade | None:
-    """A forecast from the store's finished runs like this one, newest first, else from a probe; None without either.
+    """A forecast from the store's finished runs like this one, newest first; else from a probe; else from runs of the
+    same work on other data, where it is known how many images this one has. None without any of these.
 
     Args:
         kind: a device kind, resolved.
     """
-    from core.analysis.summary import summarise
-
-    runs: list[str] = []
-    probes: list[str] = []
-    for record in store.list_runs(with_probes=True):
-        if record.state != "finished" or record.device_kind != kind or not _is_like(record.config, config):
-            continue
-        if record.purpose == "probe":
-            probes.append(record.run_id)
-        elif record.purpose == "train" and len(runs) < MOST_RUNS:
-            runs.append(record.run_id)
-    if runs:
-        return from_runs([summarise(store, run_id) for run_id in runs], config.epochs)
+    ended = [record for record in store.list_runs(with_probes=True) if record.state == "finished"]
+    here = [record for record in ended if record.device_kind == kind]
+    if alike := _summaries(store, here, config, SAME):
+        return from_runs(alike, config.epochs)
+    probes = [record for record in here if record.purpose == "probe" and _share(record.config, config, SAME)]
     if probes:
-        return from_probe(summarise(store, probes[0])["probe"], config.epochs)
-    return None
+        return from_probe(summarise(store, probes[0].run_id)["probe"], config.epochs)
+    known = next((record.run_id for record in ended if _share(record.config, config, SAME_DATA)), None)
+    others = _summaries(store, here, config, SAME_WORK)
+    if known is None or not others:
+        return None
+    size = summarise(store, known)
+    return from_runs(others, config.epochs, size=(size["num_train"], size["num_val"]))
 
 
-def _is_like(past: RunConfig, config: RunConfig) -> bool:
-    return all(getattr(past, name) == getattr(config, name) for name in SAME)
+def _summaries(
+    store: Store, records: Sequence[RunRecord], config: RunConfig, same: Sequence[str]
+) -> list[dict[str, Any]]:
+    alike = [record for record in records if record.purpose == "train" and _share(record.config, config, same)]
+    told = [summarise(store, record.run_id) for record in alike[:MOST_RUNS]]
+    return [summary for summary in told if summary["epochs"] and summary["total_s"]]
 
 
-def from_runs(summaries: Sequence[dict[str, Any]], epochs: int) -> ForecastMade | None:
+def _share(past: RunConfig, config: RunConfig, names: Sequence[str]) -> bool:
+    return all(getattr(past, name) == getattr(config, name) for name in names)
+
+
+def from_runs(summaries: Sequence[dict[str, Any]], epochs: int, *, size: tuple[int, int] | None = None) -> ForecastMade:
     """A forecast from finished runs of the same job, whatever their number of epochs.
 
     From three runs on, the bounds are a 95 % prediction interval for one more run: the t interval for a new value of
     the logarithm of the time (Hahn and Meeker, "Statistical Intervals", 1991).
+
+    Args:
+        summaries: one or more, each with epochs.
+        size: training and validation images of the run to come where it has other data; an epoch's time goes with them.
     """
-    past = [summary for summary in summaries if summary["epochs"] and summary["total_s"]]
-    if not past:
-        return None
-    epoch_s = [_epoch_s(summary) for summary in past]
+    epoch_s = [_epoch_s(summary) for summary in summaries]
     # what is no later epoch's: set-up, compiling, packing, and what the first epoch took longer for
     once_s = [
         max(0.0, summary["total_s"] - len(summary["epochs"]) * each)
-        for summary, each in zip(past, epoch_s, strict=True)
+        for summary, each in zip(summaries, epoch_s, strict=True)
     ]
+    words = "1 run" if len(summaries) == 1 else f"{len(summaries)} runs"
+    basis = f"{words} like this one"
+    if size is not None:
+        epoch_s = [_scaled(summary, size) for summary in summaries]
+        basis = f"{words} like this one on other data"
     total_s = [once + epochs * each for once, each in zip(once_s, epoch_s, strict=True)]
-    basis = "1 run like this one" if len(past) == 1 else f"{len(past)} runs like this one"
-    epoch_bounds, total_bounds = _bounds(epoch_s), _bounds(total_s)
-    return ForecastMade(basis, median(epoch_s), median(total_s), *epoch_bounds, *total_bounds)
+    return ForecastMade(basis, median(epoch_s), median(total_s), *_bounds(epoch_s), *_bounds(total_s))
 
 
-def _epoch_s(summary: dict[str, Any]) -> float:
-    seconds = [epoch["seconds"] for epoch in summary["epochs"]]
+def _epoch_s(summary: dict[str, Any], phase: str = "") -> float:
+    seconds = [epoch["phases"][phase] if phase else epoch["seconds"] for epoch in summary["epochs"]]
     return float(median(seconds[1:] or seconds))
+
+
+def _scaled(summary: dict[str, Any], size: tuple[int, int]) -> float:
+    """An epoch's seconds, with so many training and validation images."""
+    evaluation_s = _epoch_s(summary, "evaluation_s")
+    training_s = _epoch_s(summary) - evaluation_s
+    num_train, num_val = size
+    return float(training_s * num_train / summary["num_train"] + evaluation_s * num_val / summary["num_val"])
 
 
 def _bounds(seconds: Sequence[float]) -> tuple[float | None, float | None]:

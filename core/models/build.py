@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,12 +48,26 @@ class BuiltModel:
     Attributes:
         module: (batch, 3, image_size, image_size) -> (batch, num_classes) logits.
         num_params, num_trainable: parameters, and those that are trained.
+        weights_s: seconds that fetching, reading and loading weights took; where timm fetches them, building too.
     """
 
     module: nn.Module
     preprocessing: Preprocessing
     num_params: int
     num_trainable: int
+    weights_s: float = 0.0
+
+
+class _Stopwatch:
+    """Adds up the seconds spent within it."""
+
+    seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._began
 
 
 def build_model(
@@ -78,9 +93,10 @@ def build_model(
     construct = _construct_torchvision if library == "torchvision" else _construct_timm
     looks = preprocessing(name, image_size)
     size = looks.image_size if looks.image_size != preprocessing(name, None).image_size else None
+    loading = _Stopwatch()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = construct(bare, weights == "default", size)
+        module = construct(bare, weights == "default", size, loading)
         parts.check_trainable(module)
         parts.drop_auxiliary_heads(module)
         # anew: how many numbers the backbone drew must not reach the head
@@ -91,12 +107,13 @@ def build_model(
         if library == "timm":
             _tell_num_classes(module, num_classes)
         if weights not in ("default", "none"):
-            _load_file(module, Path(weights).expanduser())
+            with loading:
+                _load_file(module, Path(weights).expanduser())
         if size is not None:
             _check_image_size(module, name, size)
     parts.choose_trainable(module, trainable)
     num_params, num_trainable = parts.count_parameters(module)
-    return BuiltModel(module, looks, num_params, num_trainable)
+    return BuiltModel(module, looks, num_params, num_trainable, loading.seconds)
 
 
 def preprocessing(name: str, image_size: int | None) -> Preprocessing:
@@ -149,7 +166,7 @@ def _scaled(size: int, resize: int, wanted: int | None, mean: Any, std: Any, int
     )
 
 
-def _construct_torchvision(bare: str, pretrained: bool, image_size: int | None) -> nn.Module:
+def _construct_torchvision(bare: str, pretrained: bool, image_size: int | None, loading: _Stopwatch) -> nn.Module:
     import torchvision
 
     builder = torchvision.models.get_model_builder(bare)
@@ -167,7 +184,8 @@ def _construct_torchvision(bare: str, pretrained: bool, image_size: int | None) 
         # the published pictures were normalised otherwise in these two
         if bare in ("googlenet", "inception_v3"):
             options |= {"transform_input": True, "init_weights": False}
-        state = _fetched(bare, chosen.url, lambda: chosen.get_state_dict(progress=False, check_hash=True))
+        with loading:
+            state = _fetched(bare, chosen.url, lambda: chosen.get_state_dict(progress=False, check_hash=True))
     module: nn.Module = _constructed(bare, image_size, lambda: builder(weights=None, **options))
     if chosen is not None:
         if "image_size" in options:
@@ -176,11 +194,12 @@ def _construct_torchvision(bare: str, pretrained: bool, image_size: int | None) 
             state = interpolate_embeddings(image_size, module.get_parameter("conv_proj.weight").shape[-1], state)
         if bare.startswith("densenet"):
             state = _modern_densenet(state)
-        weights.load_tensors(module, dict(state), head_names=parts.find_head(module), source=f"of {bare}")
+        with loading:
+            weights.load_tensors(module, dict(state), head_names=parts.find_head(module), source=f"of {bare}")
     return module
 
 
-def _construct_timm(bare: str, pretrained: bool, image_size: int | None) -> nn.Module:
+def _construct_timm(bare: str, pretrained: bool, image_size: int | None, loading: _Stopwatch) -> nn.Module:
     import timm
 
     options: dict[str, Any] = {}
@@ -208,11 +227,13 @@ def _construct_timm(bare: str, pretrained: bool, image_size: int | None) -> nn.M
     if "pretrained" in options:
         url = "https://huggingface.co" if config.hf_hub_id else config.url
         at_hand = "pretrained_cfg_overlay" in options
-        module: nn.Module = _fetched(bare, "" if at_hand else url, create_sized)
+        with loading:
+            module: nn.Module = _fetched(bare, "" if at_hand else url, create_sized)
     else:
         module = _constructed(bare, image_size, create_sized)
     if pretrained and is_installed:
-        weights.load_lite0(module)
+        with loading:
+            weights.load_lite0(module)
     return module
 
 
