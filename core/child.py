@@ -5,6 +5,7 @@ It goes on when the process that started it ends.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -47,7 +48,8 @@ def train_in_child(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "core.child", run_id, str(store.home)],
-            cwd=ROOT,
+            # the working folder stays, since a data set may be named from there
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

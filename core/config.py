@@ -266,6 +266,20 @@ class RunConfig(BaseModel):
         title="Log every",
         description="Steps between two logged figures; the device is waited for on these.",
     )
+    patience: int = Field(
+        0,
+        ge=0,
+        le=10_000,
+        title="Patience",
+        description="Epochs without a better validation top-1 after which the run ends; 0: it trains all its epochs.",
+    )
+    time_limit_min: float = Field(
+        0.0,
+        ge=0,
+        le=100_000,
+        title="Time limit (minutes)",
+        description="The run is stopped and saved after so many minutes, set-up included; 0: no limit.",
+    )
     process: Process = Field(
         "shared",
         title="Process",

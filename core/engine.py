@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 
 from core.compiles import CompileWatch
-from core.events import EpochEnded, Event, PhaseChanged
+from core.events import EndedEarly, EpochEnded, Event, PhaseChanged
 from core.metrics import Figures, Sums
 from core.schedule import lr_at
 from core.step_log import StepLog
@@ -27,7 +27,7 @@ class Control(Protocol):
 
 
 def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str:
-    """Train for the config's epochs, or until asked to stop.
+    """Train for the config's epochs, until its patience is at an end, or until asked to stop.
 
     Args:
         timer: is given all time spent here, also of an epoch that fails.
@@ -38,7 +38,7 @@ def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: P
     Raises:
         TrainingError: the loss is not finite; the step is named.
     """
-    best, step = -1.0, 0
+    best, best_epoch, step = -1.0, 0, 0
     watch = CompileWatch(task.device, emit)
     for epoch in range(1, task.config.epochs + 1):
         spent, began_s = timer.phases(), timer.total_s()
@@ -53,7 +53,7 @@ def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: P
         val = evaluate(task, timer, watch, step=step, epoch=epoch)
         emit(PhaseChanged("saving", epoch))
         if val.top1 > best:
-            best = val.top1
+            best, best_epoch = val.top1, epoch
             task.save("best", epoch)
         task.save("last", epoch)
         timer.lap("checkpoint")
@@ -78,7 +78,12 @@ def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: P
             )
         )
         timer.lap("other")
-        if control.should_stop() and epoch < task.config.epochs:
+        if epoch == task.config.epochs:
+            break
+        if task.config.patience and epoch - best_epoch >= task.config.patience:
+            emit(EndedEarly(f"No epoch after epoch {best_epoch} had a better validation top-1."))
+            break
+        if control.should_stop():
             return "stopped"
     return "finished"
 

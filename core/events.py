@@ -203,6 +203,13 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
+class EndedEarly:
+    """The run ends before its last epoch by an option of its own; `why` is a sentence."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class CheckpointSaved:
     """A checkpoint lies on disk; `which` is best or last."""
 
@@ -240,6 +247,7 @@ Event = (
     | HostFallback
     | StepLogged
     | EpochEnded
+    | EndedEarly
     | CheckpointSaved
     | RunEnded
 )

@@ -25,6 +25,7 @@ from core.devices.xla import XLA_LOCK, initialise, xla_info
 from core.engine import Control, fit
 from core.errors import AppError, DeviceError, StoreError
 from core.events import (
+    EndedEarly,
     Event,
     HostFallback,
     PhaseChanged,
@@ -45,6 +46,7 @@ from core.store import Store
 from core.task import Task
 from core.telemetry import Telemetry
 from core.timing import PhaseTimer
+from core.words import time_in_words
 
 _log = logging.getLogger(__name__)
 
@@ -71,9 +73,10 @@ class Pulse:
         epochs: int,
         on_event: Callable[[Event], None],
         asked_here: Callable[[], bool] = lambda: False,
+        limit_s: float = 0.0,
     ) -> None:
         self._store, self._run_id, self._epochs, self._on_event = store, run_id, epochs, on_event
-        self._asked_here = asked_here
+        self._asked_here, self._limit_s, self._began = asked_here, limit_s, time.monotonic()
         self._pending: list[tuple[float, Event]] = []
         self._phase: dict[str, Any] = {"phase": "starting_device", "epochs": epochs, "progress": 0.0}
         self._steps = 0
@@ -99,6 +102,9 @@ class Pulse:
         self._on_event(event)
 
     def should_stop(self) -> bool:
+        if self._limit_s and not self._stop.is_set() and time.monotonic() - self._began >= self._limit_s:
+            self._stop.set()
+            self.emit(EndedEarly(f"The time limit of {time_in_words(self._limit_s)} was reached."))
         return self._stop.is_set() or self._asked_here()
 
     def ask_stop(self) -> None:
@@ -229,7 +235,7 @@ def train_run(
     threads = torch.get_num_threads()
     state = "failed"
     try:
-        with Pulse(store, run_id, config.epochs, on_event, should_stop) as pulse:
+        with Pulse(store, run_id, config.epochs, on_event, should_stop, 60 * config.time_limit_min) as pulse:
             on_pulse(pulse)
             if forecast := forecast_for(store, config, kind):
                 pulse.emit(forecast)

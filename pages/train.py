@@ -83,7 +83,8 @@ def draw_hyperparameters(problems: dict[str, str]) -> None:
         for index, name in enumerate(group):
             with columns[index % 2 if len(group) > 1 else 0]:
                 forms.field(name, problems)
-    forms.section("Steadier training", problems)
+    for title in ("Steadier training", "When to end"):
+        forms.section(title, problems)
 
 
 def draw_start(values: dict[str, Any], problems: dict[str, str]) -> None:

@@ -11,8 +11,8 @@ from core.data.augment import Mix, Recipe
 from core.data.loader import PADDING_LABEL
 from core.data.sampling import class_weights
 from core.errors import TrainingError
-from core.events import EpochEnded, StepLogged
-from core.metrics import top_k_correct
+from core.events import EndedEarly, EpochEnded, StepLogged
+from core.metrics import Figures, top_k_correct
 from core.task import Task, mix_images, mixed_loss
 from tests.tiny import AugmentedLoader, StopAfter, losses, make_task, run, validate
 
@@ -159,3 +159,18 @@ def test_xla_compiles_one_training_program_for_all_augmentation():
     epochs = [event for event in events if isinstance(event, EpochEnded)]
     assert compiles == [1, 0, 0, 0, 0, 0]
     assert epochs[1].compile_count == 0
+
+
+@pytest.mark.parametrize(("patience", "ended_at"), [(0, 8), (1, 4), (2, 5), (3, 8), (7, 8)])
+def test_patience_ends_a_run_after_exactly_so_many_epochs_without_a_better_one(
+    patience: int, ended_at: int, monkeypatch: pytest.MonkeyPatch
+):
+    top1 = iter([10.0, 20.0, 30.0, 30.0, 25.0, 31.0, 31.0, 30.0])
+    task, saved = make_task(epochs=8, patience=patience), []
+    task.save = lambda which, epoch: saved.append((which, epoch))
+    monkeypatch.setattr("core.engine.evaluate", lambda *_, **__: Figures(1.0, next(top1), 0.0, 9))
+    state, _, events = run(task)
+    epochs = [event.epoch for event in events if isinstance(event, EpochEnded)]
+    assert (state, epochs[-1]) == ("finished", ended_at)
+    assert [isinstance(event, EndedEarly) for event in events].count(True) == (ended_at < 8)
+    assert ("last", ended_at) in saved and ("best", 3) in saved

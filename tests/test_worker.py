@@ -234,3 +234,10 @@ def test_bad_input_is_one_line_and_status_2(tmp_path: Path, words: list[str], pr
     done = command(tmp_path, *words)
     assert done.returncode == 2, done.stderr
     assert problem in done.stderr and len(done.stderr.strip().splitlines()) == 1 and done.stdout == ""
+
+
+def test_a_time_limit_stops_and_saves_the_run(store: Store, pictures: Path):
+    summary = train(store, data=str(pictures), epochs=10_000, batch_size=8, time_limit_min=0.08)
+    assert summary["state"] == "stopped" and summary["ended_early"] == "The time limit of 4.8 s was reached."
+    assert 4.8 <= summary["total_s"] < 15
+    assert (store.run_folder(summary["run_id"]) / "last.safetensors").exists()

@@ -45,6 +45,7 @@ SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     "Classes and feeding": (("sampling", "class_weights"), ("val_duplicates", "workers")),
     "Speed and memory": (("matmul_precision",), ("torch_compile",), ("accumulate", "num_devices")),
     "Steadier training": (("clip_grad_norm", "ema_decay"),),
+    "When to end": (("patience", "time_limit_min"),),
     "Cold or warm": (("process",), ("caches",)),
 }
 """The folded parts of the form, by title: rows of fields that stand side by side."""
@@ -101,6 +102,7 @@ FLOAT_STEPS = {
     "random_erasing": 0.05,
     "clip_grad_norm": 0.5,
     "ema_decay": 0.001,
+    "time_limit_min": 1.0,
 }
 PREVIEW_STEPS_PER_EPOCH = 50
 PREVIEW_POINTS = 400

@@ -69,6 +69,8 @@ def run_header(summary: dict[str, Any]) -> None:
     st.badge(STATE_WORDS.get(state, state), color=STATE_COLOURS.get(state, "gray"))
     if summary["reason"]:
         st.error(f"**{summary['reason']}** {summary['fix']}")
+    if summary["ended_early"]:
+        st.info(escaped(summary["ended_early"]), icon=":material/flag:")
     if state in ("queued", "running", "paused"):
         st.page_link("../pages/live.py", label="Watch it live", icon=":material/monitoring:")
     best = summary["best"] or {"epoch": None, "val_top1": None}

@@ -49,8 +49,8 @@ CSV_COLUMNS = (
     *Phases.__dataclass_fields__,
 )
 _SUMMARY_KINDS = (
-    "CacheBuilt", "ForecastMade", "ProbeMeasured", "RunPrepared", "ProgramCompiled", "HostFallback", "EpochEnded",
-    "RunEnded",
+    "CacheBuilt", "EndedEarly", "EpochEnded", "ForecastMade", "HostFallback", "ProbeMeasured", "ProgramCompiled",
+    "RunEnded", "RunPrepared",
 )  # fmt: skip
 
 
@@ -109,6 +109,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
         "reason": ended["reason"] if failed and ended else "",
         "fix": ended["fix"] if failed and ended else "",
         "error": ended["error"] if failed and ended else "",
+        "ended_early": (_last(events, "EndedEarly") or {"why": ""})["why"],
         "note": record.note,
         "tags": record.tags,
     }
