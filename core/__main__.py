@@ -153,7 +153,7 @@ def _add_compare_options(parser: argparse.ArgumentParser) -> None:
         help="what is compared: total_s, epoch_s, step_s, images_per_s, time_to_accuracy_s or a phase, as compile_s",
     )
     parser.add_argument("--accuracy", type=float, help="validation top-1 in percent, for time_to_accuracy_s")
-    parser.add_argument("--baseline", help="the label that the others are compared with; the first where none is given")
+    parser.add_argument("--baseline", help="the label that the others are compared with; the fastest by default")
 
 
 def _config_of(arguments: argparse.Namespace) -> RunConfig:

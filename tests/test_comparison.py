@@ -144,9 +144,15 @@ def test_cold_and_warm_and_unknown_starts_are_compared_apart():
     ]
 
 
+def test_the_others_are_compared_with_the_fastest_unless_a_label_is_asked_for():
+    assert compare(two(SLOW, FAST))["baseline"] == "cpu" and compare(two(FAST, SLOW))["baseline"] == "xla"
+    assert compare(two(SLOW, FAST), baseline="xla")["baseline"] == "xla"
+    assert compare(group(repeat("cpu", None, state="failed")))["baseline"] == "cpu"
+
+
 def test_a_start_that_the_baseline_lacks_is_compared_with_nothing():
     repeats = [repeat("cpu", 10.0, start="warm") for _ in range(3)] + [repeat("xla", 9.0, start="cold")] * 3
-    [ratio] = compare(group(*repeats))["ratios"]
+    [ratio] = compare(group(*repeats), baseline="cpu")["ratios"]
     assert (ratio["ratio"], ratio["n_b"]) == (None, 0) and ratio["words"].startswith("0 repeats of cpu: nothing")
 
 
@@ -293,7 +299,7 @@ def test_a_group_is_made_of_summaries():
 def test_the_table_for_a_readme_holds_a_row_a_cell():
     runs = two(SLOW, FAST)
     runs = replace(runs, repeats=[*runs.repeats, repeat("xla", None, state="failed"), repeat("a|b", 3.0, start="")])
-    assert markdown(compare(runs)).splitlines() == [
+    assert markdown(compare(runs, baseline="cpu")).splitlines() == [
         "| Label | Start | Repeats | Median (s) | Mean (s), 95 % interval | Spread | Ratio to cpu |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: |",
         "| cpu | warm | 5 | 10.00 | 10.00 ± 0.20 | 1.6 % | 1 |",

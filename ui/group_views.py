@@ -6,14 +6,13 @@ import contextlib
 import math
 from collections.abc import Sequence
 from datetime import datetime
-from statistics import fmean
 from typing import Any
 
 import pandas as pd
 import streamlit as st
 
 from core.analysis.article import ARTICLE
-from core.analysis.comparison import MEASURES, TIME_TO_ACCURACY
+from core.analysis.comparison import MEASURES, TIME_TO_ACCURACY, fastest_label
 from core.analysis.repeats import RunGroup
 from core.analysis.statistics import MIN_REPEATS
 from core.errors import AppError, StoreError
@@ -133,15 +132,6 @@ def controls(group: RunGroup) -> tuple[str, float | None, str]:
                 "Compared with", labels, place, key=f"baseline_{key}", width=240, help="What ratios are taken to."
             )
     return measure, accuracy, baseline
-
-
-def fastest_label(group: RunGroup) -> str:
-    """The label of the fastest mean, to which "3 times as long" is said of the others; the first where none ended."""
-    totals: dict[str, list[float]] = {repeat.label: [] for repeat in group.repeats}
-    for repeat in group.repeats:
-        if repeat.state == "finished" and repeat.total_s:
-            totals[repeat.label].append(repeat.total_s)
-    return min(totals, key=lambda label: fmean(totals[label]) if totals[label] else math.inf)
 
 
 def known_measures(group: RunGroup) -> list[str]:

@@ -96,7 +96,7 @@ def compare(
     Args:
         measure: a name of `MEASURES`.
         accuracy: validation top-1 (percent) for `time_to_accuracy_s`.
-        baseline: a label; the group's first where it is None.
+        baseline: a label; the fastest where it is None.
 
     Returns:
         `group_id`, `name`, `note`, `measure`, `baseline`, `cells` (one a label and start), `ratios` (one a cell but
@@ -112,7 +112,7 @@ def compare(
     labels = list(dict.fromkeys(repeat.label for repeat in group.repeats))
     if baseline is not None and baseline not in labels:
         raise ConfigError(f"No repeat has the label '{baseline}'.", fix=f"Choose one of {', '.join(labels)}.")
-    base = baseline if baseline is not None else next(iter(labels), "")
+    base = baseline if baseline is not None else fastest_label(group)
     asked, goal = MEASURES[measure], math.inf if accuracy is None else accuracy
     cells = _cells(group.repeats, labels, asked, goal)
     title = f"Time to {goal:g} % top-1" if measure == TIME_TO_ACCURACY else asked.title
@@ -131,6 +131,15 @@ def compare(
         "ratios": [_ratio_result(cell, base, cells, asked, goal) for cell in cells if cell.label != base],
         "warnings": limits(cells, base, title),
     }
+
+
+def fastest_label(group: RunGroup) -> str:
+    """The label of the fastest mean, to which "3 times as long" is said of the others; the first where none ended."""
+    totals: dict[str, list[float]] = {repeat.label: [] for repeat in group.repeats}
+    for repeat in group.repeats:
+        if repeat.state == "finished" and repeat.total_s:
+            totals[repeat.label].append(repeat.total_s)
+    return min(totals, key=lambda label: fmean(totals[label]) if totals[label] else math.inf, default="")
 
 
 def rows_of(result: dict[str, Any]) -> list[tuple[str, ...]]:
