@@ -60,9 +60,9 @@ class StepLog:
     """Logs an epoch's steps.
 
     On a device that runs behind the host, the figures of a logged step are fetched when the step after it has been
-    sent, so that there is always work for the device. A stretch of steps lasts from the moment at which the figures
-    of the stretch before were ready until its own are, by the device's own clock where it has one. The host's waits
-    for data count as such only as far as the device had nothing to do meanwhile, else as compute.
+    sent, so that there is always work for the device. How long steps lasted is what the device tells of them; where it
+    tells nothing, it is seen from when figures come. The host's waits for data count as such only as far as the device
+    had nothing to do meanwhile, else as compute.
 
     Attributes:
         sums: where steps add their loss and hits.
@@ -84,7 +84,7 @@ class StepLog:
         timer.lap("other")
         self._watch = self._device.watch_steps(timer.total_s)
         self._untold: deque[_Stretch] = deque()
-        self._ended_s, self._ended_device_s = timer.total_s(), math.nan
+        self._ended_s = timer.total_s()
 
     def has_batch(self, waited_s: float) -> None:
         """The batch of the step to come has arrived, for which the host had to wait so long."""
@@ -138,7 +138,7 @@ class StepLog:
         self._timer.lap("compute")
         self._take_times(is_all=is_all)
         self.totals += totals
-        stretch, seconds, means = logged.stretch, self._seconds(logged.figures), totals.figures()
+        stretch, seconds, means = logged.stretch, self._seconds(logged.stretch), totals.figures()
         if not math.isfinite(means.loss):
             raise TrainingError(
                 f"The training loss is {means.loss} at step {logged.step} (epoch {self._epoch}).",
@@ -188,11 +188,14 @@ class StepLog:
         if time.seconds is not None:
             self.step_times.add(time.seconds)
 
-    def _seconds(self, figures: TotalsOnTheWay) -> float:
-        now_s, now_device_s = self._timer.total_s(), figures.fetch.device_s()
-        by_host, by_device = now_s - self._ended_s, (now_device_s or math.nan) - self._ended_device_s
-        self._ended_s, self._ended_device_s = now_s, now_device_s or math.nan
-        return by_host if math.isnan(by_device) else by_device
+    def _seconds(self, stretch: _Stretch) -> float:
+        """How long the stretch lasted: as the device told of its steps, else until its figures were here."""
+        now_s, began_s = self._timer.total_s(), self._ended_s
+        self._ended_s = now_s
+        told = [time.seconds for time in stretch.times if time.seconds is not None]
+        if self._device.runs_behind and len(told) == stretch.steps:
+            return sum(told)
+        return now_s - began_s
 
 
 def _reason(step: int, stretch: _Stretch) -> str:

@@ -41,9 +41,6 @@ class Fetch(Protocol):
     def values(self) -> list[float]:
         """Block until they are there, and not longer: steps that were sent later go on."""
 
-    def device_s(self) -> float | None:
-        """When they were ready, in seconds of the device's own clock; None where it has none. After `values`."""
-
 
 @dataclass(frozen=True)
 class StepTime:

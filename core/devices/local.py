@@ -35,9 +35,6 @@ class Fetched:
     def values(self) -> list[float]:
         return self._values
 
-    def device_s(self) -> float | None:
-        return None
-
 
 class LocalDevice:
     """What CPU, CUDA and MPS share: eager execution, and a compiler only where it is asked for."""
@@ -165,19 +162,16 @@ class CpuDevice(LocalDevice):
 class CudaFetch:
     """Figures on their way to pinned memory, with an event behind them."""
 
-    def __init__(self, sums: Tensor, start: torch.cuda.Event) -> None:
+    def __init__(self, sums: Tensor) -> None:
         self._copy = torch.empty(sums.shape, dtype=sums.dtype, pin_memory=True)
         self._copy.copy_(sums, non_blocking=True)
-        self._start, self._end = start, torch.cuda.Event(enable_timing=True)
+        self._end = torch.cuda.Event()
         self._end.record()
 
     def values(self) -> list[float]:
         self._end.synchronize()
         values: list[float] = self._copy.tolist()
         return values
-
-    def device_s(self) -> float | None:
-        return float(self._start.elapsed_time(self._end)) / 1000
 
 
 class CudaWatch:
@@ -225,8 +219,6 @@ class CudaDevice(LocalDevice):
         major = torch.cuda.get_device_capability(index)[0]
         self.fast_precision = "bf16" if major >= 8 else "fp16" if major == 7 else "fp32"
         self._copies = torch.cuda.Stream(self.torch_device)
-        self._start = torch.cuda.Event(enable_timing=True)
-        self._start.record()
 
     def stage(self, tensor: Tensor) -> Tensor:
         return tensor.pin_memory()
@@ -262,7 +254,7 @@ class CudaDevice(LocalDevice):
         torch.cuda.synchronize(self.torch_device)
 
     def fetch(self, sums: Tensor) -> Fetch:
-        return CudaFetch(sums, self._start)
+        return CudaFetch(sums)
 
     def release(self) -> None:
         super().release()

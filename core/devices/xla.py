@@ -138,9 +138,6 @@ class XlaFetch:
         values: list[float] = self._sums.tolist()
         return values
 
-    def device_s(self) -> float | None:
-        return None
-
 
 class XlaDevice:
     """A TPU with all its chips, or XLA's CPU runtime where there is no TPU."""
