@@ -18,7 +18,7 @@ from core.analysis.findings import Finding
 from core.analysis.groups import load_group
 from core.analysis.repeats import STARTS, RunGroup
 from core.analysis.spread import diagnose_group
-from core.analysis.summary import summarise
+from core.analysis.summary import EPOCH_TITLES, summarise
 from core.charts import figures
 from core.config import RunConfig
 from core.group_charts import phases_by_repeat, ratios_figure, repeats_figure
@@ -37,17 +37,7 @@ MOST_CLASSES = 50
 """With more classes their names are not told, but their number."""
 
 _VERSIONS = ("python", "torch", "torchvision", "torch_xla", "torch_tpu", "libtpu", "timm", "cuda", "gpu_driver")
-_EPOCH_TITLES = {
-    "epoch": "Epoch",
-    "train_loss": "Training loss",
-    "train_top1": "Training top-1 (%)",
-    "val_loss": "Validation loss",
-    "val_top1": "Validation top-1 (%)",
-    "val_top5": "Validation top-5 (%)",
-    "seconds": "Seconds",
-    "images_per_s": "Images/s",
-    "compile_count": "Programs compiled",
-}
+_EPOCH_TITLES = {**EPOCH_TITLES, "compile_count": "Programs compiled"}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pandas as pd
 import streamlit as st
 
 from core import charts
+from core.analysis.summary import EPOCH_TITLES
 from core.config import RunConfig
 from core.data.dataset import SKIP_WORDS
 from core.data.figures import SPLIT_WORDS
@@ -17,17 +18,6 @@ from ui.data_views import callouts, escaped, number_cards
 from ui.registry import services
 from ui.timing_views import downloads, run_times
 from ui.words import STATE_COLOURS, STATE_WORDS, percent, seconds_in_words
-
-EPOCH_TITLES = {
-    "epoch": "Epoch",
-    "train_loss": "Training loss",
-    "train_top1": "Training top-1 (%)",
-    "val_loss": "Validation loss",
-    "val_top1": "Validation top-1 (%)",
-    "val_top5": "Validation top-5 (%)",
-    "seconds": "Seconds",
-    "images_per_s": "Images/s",
-}
 
 
 def runs_table(rows: list[dict[str, Any]]) -> list[str]:

@@ -32,6 +32,16 @@ EPOCH_KEYS = (
     "left_out",
     "device_idle_s",
 )
+EPOCH_TITLES = {
+    "epoch": "Epoch",
+    "train_loss": "Training loss",
+    "train_top1": "Training top-1 (%)",
+    "val_loss": "Validation loss",
+    "val_top1": "Validation top-1 (%)",
+    "val_top5": "Validation top-5 (%)",
+    "seconds": "Seconds",
+    "images_per_s": "Images/s",
+}
 CSV_COLUMNS = (
     "row",
     "epoch",
