@@ -139,9 +139,7 @@ def groups_command(store: Store) -> tuple[dict[str, Any], list[str]]:
         }
         for record in store.list_groups()
     ]
-    groups.append(
-        {"group_id": ARTICLE.group_id, "name": ARTICLE.name, "created": None, "is_active": False, "runs": []}
-    )
+    groups.append({"group_id": ARTICLE.group_id, "name": ARTICLE.name, "created": None, "is_active": False, "runs": []})
     return {"groups": groups}, [f"{group['group_id']}  {group['name']}" for group in groups]
 
 

@@ -70,7 +70,6 @@ class _Parts:
         self.seconds[f"{name}_s"] = now - self._last
         self._last = now
 
-
     def name_part(self, name: str, of: str, seconds: float) -> None:
         """So much of a part that has ended has a name of its own."""
         self.seconds[f"{name}_s"] = seconds

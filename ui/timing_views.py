@@ -178,10 +178,7 @@ def _forecast(summary: dict[str, Any]) -> None:
 def _phase_figures(summary: dict[str, Any]) -> None:
     total_s = sum(summary["phases"].values())
     if total_s:
-        rows = [
-            (PHASE_TITLES[name], seconds, 100 * seconds / total_s)
-            for name, seconds in summary["phases"].items()
-        ]
+        rows = [(PHASE_TITLES[name], seconds, 100 * seconds / total_s) for name, seconds in summary["phases"].items()]
         frame = pd.DataFrame(rows, columns=["Phase", "Seconds", "Percent"])
         st.dataframe(
             frame,

@@ -13,6 +13,8 @@ from core.words import percent_in_words, time_in_words
 PHASES = tuple(name.removesuffix("_s") for name in asdict(Phases()))
 LEAST_S = 0.5
 """Seconds that a stretch of time must have to be worth a sentence."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing to know about a run or a group.
