@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -31,6 +30,7 @@ from torch.utils.data import DataLoader
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
+from benchmarks.loop import Patient
 from benchmarks.photos import make_photos
 from core.config import make_config
 from core.data.augment import Recipe
@@ -195,7 +195,7 @@ def measure_limit(folder: Path, home: Path) -> dict[str, object]:
 
 def _epoch_of(task: object) -> EpochEnded:
     events: list[Event] = []
-    fit(task, emit=events.append, control=mock.Mock(should_stop=lambda: False), timer=PhaseTimer(time.perf_counter))
+    fit(task, emit=events.append, control=Patient(), timer=PhaseTimer(time.perf_counter))
     return next(event for event in events if isinstance(event, EpochEnded))
 
 

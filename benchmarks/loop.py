@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from core.compiles import CompileWatch
 from core.config import RunConfig, make_config
+from core.control import Wish
 from core.data.loader import Batch
 from core.devices import open_device
 from core.devices.base import Device
@@ -63,10 +64,19 @@ class Memory:
 
 
 class Patient:
-    """Never asks a run to stop."""
+    """Asks nothing of a run."""
 
     def should_stop(self) -> bool:
         return False
+
+    def wishes(self) -> list[Wish]:
+        return []
+
+    def should_pause(self) -> bool:
+        return False
+
+    def wait_while_paused(self) -> None:
+        pass
 
 
 def our_loop(config: RunConfig, device: Device, data: Memory) -> Callable[[], None]:

@@ -98,6 +98,17 @@ def _parser() -> _Parser:
     command("runs", _runs, "List all runs, newest first.")
     run = command("run", _run, "Print one run.")
     run.add_argument("run_id")
+    control = command("control", _control, "Change, pause, resume or stop a run that goes on.")
+    control.add_argument("run_id")
+    control.add_argument("--lr", type=float, help="the learning rate of the next step; the schedule goes on from it")
+    control.add_argument("--lr-factor", type=float, help="what multiplies the schedule's learning rates")
+    control.add_argument("--weight-decay", type=float)
+    control.add_argument("--epochs", type=int, help="how many in all")
+    control.add_argument("--patience", type=int, help="epochs without a better one, 0: no end")
+    control.add_argument("--log-every", type=int, help="steps between two logged figures")
+    asked = control.add_mutually_exclusive_group()
+    for name, words in (("pause", "stand still"), ("resume", "go on"), ("stop", "save and end")):
+        asked.add_argument(f"--{name}", action="store_const", dest="ask", const=name, help=words)
     predict = command("predict", _predict, "Say what a run's best checkpoint sees in pictures.")
     predict.add_argument("run_id")
     predict.add_argument("files", nargs="+", type=Path, metavar="FILE")
@@ -370,6 +381,16 @@ def _run(arguments: argparse.Namespace) -> int:
     summary = summarise(_store(arguments), arguments.run_id)
     _print(arguments, summary, _run_lines(summary))
     return 0
+
+
+def _control(arguments: argparse.Namespace) -> int:
+    from core.control import CHANGEABLE, Wish
+    from core.control_command import control_command
+
+    wishes = [Wish(what, getattr(arguments, what)) for what in CHANGEABLE if getattr(arguments, what) is not None]
+    result, lines = control_command(_store(arguments), arguments.run_id, wishes, arguments.ask)
+    _print(arguments, result, lines)
+    return 0 if result["acknowledged"] else 1
 
 
 def _predict(arguments: argparse.Namespace) -> int:

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import Protocol
+from itertools import count
 
 import torch
 
 from core.compiles import CompileWatch
-from core.events import EndedEarly, EpochEnded, Event, PhaseChanged
+from core.control import Control
+from core.events import EndedEarly, EpochEnded, Event, Paused, PhaseChanged, Resumed
 from core.metrics import Figures, Sums
 from core.schedule import lr_at
 from core.step_log import StepLog
 from core.task import Task, evaluation_step, place_parts, shapes_of, train_step
 from core.timing import PhaseTimer
-
-
-class Control(Protocol):
-    """What people ask of the run, read between steps."""
-
-    def should_stop(self) -> bool: ...
+from core.tweak import fulfil
 
 
 def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str:
@@ -40,7 +36,7 @@ def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: P
     """
     best, best_epoch, step = -1.0, 0, 0
     watch = CompileWatch(task.device, emit)
-    for epoch in range(1, task.config.epochs + 1):
+    for epoch in count(1):
         spent, began_s = timer.phases(), timer.total_s()
         compiles = task.device.compile_count()
         trained, step, is_whole = train_epoch(task, epoch, step, timer, emit, control, watch)
@@ -71,14 +67,14 @@ def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: P
                 images_per_s=trained.images_per_s(),
                 phases=timer.phases() - spent,
                 compile_count=task.device.compile_count() - compiles,
-                lr=lr_at(task.config, step, task.train.num_batches),
+                lr=task.lr_factor * lr_at(task.config, step, task.train.num_batches),
                 step_times=trained.step_times.counts(),
                 left_out=dict(trained.left_out),
                 device_idle_s=trained.idle_s,
             )
         )
         timer.lap("other")
-        if epoch == task.config.epochs:
+        if epoch >= task.config.epochs:
             break
         if task.config.patience and epoch - best_epoch >= task.config.patience:
             emit(EndedEarly(f"No epoch after epoch {best_epoch} had a better validation top-1."))
@@ -102,7 +98,7 @@ def train_epoch(
     Returns:
         What was logged of the epoch, the number of the last step, and whether it came to its end, unasked to stop.
     """
-    device, config, steps = task.device, task.config, task.train.num_batches
+    device, steps = task.device, task.train.num_batches
     task.set_train_mode()
     may_compile = step == 0 and device.kind == "xla"
     emit(PhaseChanged("compiling" if may_compile else "training", epoch))
@@ -112,7 +108,9 @@ def train_epoch(
         for index, batch in enumerate(batches, start=1):
             step += 1
             log.has_batch(timer.lap("data_wait"))
-            lr = lr_at(config, step, steps)
+            for wish in control.wishes():
+                emit(fulfil(task, wish, step=step, epoch=epoch))
+            lr = task.lr_factor * lr_at(task.config, step, steps)
             with device.turn():
                 timer.lap("other")
                 parts = place_parts(task, batch)
@@ -123,10 +121,14 @@ def train_epoch(
                 log.sent(batch.num_real, compiles)
                 stop = index < steps and control.should_stop()
                 is_last = index == steps or stop
-                if step == 1 or step % config.log_every == 0 or is_last:
+                pauses = not is_last and control.should_pause()
+                if step == 1 or step % task.config.log_every == 0 or is_last or pauses:
                     log.cut(step, lr)
-                if step == 1 or is_last:
-                    log.finish(is_all=is_last)
+                if step == 1 or is_last or pauses:
+                    log.finish(is_all=is_last or pauses)
+            if pauses:
+                _pause(log, timer, emit, control, step, epoch)
+                stop = control.should_stop()
             if may_compile:
                 may_compile = False
                 emit(PhaseChanged("training", epoch))
@@ -134,6 +136,17 @@ def train_epoch(
                 break
     timer.lap("other")
     return log, step, not stop
+
+
+def _pause(
+    log: StepLog, timer: PhaseTimer, emit: Callable[[Event], None], control: Control, step: int, epoch: int
+) -> None:
+    """Stand still until asked to go on; the time doesn't count."""
+    emit(Paused(step, epoch))
+    timer.lap("other")
+    control.wait_while_paused()
+    emit(Resumed(step, epoch, timer.skip()))
+    log.go_on()
 
 
 def evaluate(task: Task, timer: PhaseTimer, watch: CompileWatch, *, step: int = 0, epoch: int = 0) -> Figures:

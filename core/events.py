@@ -203,6 +203,45 @@ class EpochEnded:
 
 
 @dataclass(frozen=True)
+class Tweaked:
+    """An option was changed while the run went on; it holds from this step on. For lr the rates of this step."""
+
+    step: int
+    epoch: int
+    what: str
+    before: float
+    after: float
+
+
+@dataclass(frozen=True)
+class TweakRefused:
+    """A change that was asked for could not be made; `why` is a sentence."""
+
+    step: int
+    epoch: int
+    what: str
+    value: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Paused:
+    """The run stands still after this step; time does not count until it goes on."""
+
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The run goes on after it stood still for so many seconds."""
+
+    step: int
+    epoch: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class EndedEarly:
     """The run ends before its last epoch by an option of its own; `why` is a sentence."""
 
@@ -247,6 +286,10 @@ Event = (
     | HostFallback
     | StepLogged
     | EpochEnded
+    | Tweaked
+    | TweakRefused
+    | Paused
+    | Resumed
     | EndedEarly
     | CheckpointSaved
     | RunEnded
@@ -261,6 +304,7 @@ PHASE_WORDS = {
     "training": "Training",
     "validating": "Validating",
     "saving": "Saving",
+    "paused": "Paused",
     "ended": "Ended",
 }
 

@@ -26,6 +26,7 @@ from typing import Any
 import psutil
 
 from core.config import RunConfig
+from core.control import Control
 from core.events import Event, Phases, RunEnded, RunPrepared
 
 DOOR, MEETING = "door", "meeting"
@@ -65,9 +66,11 @@ class Hello:
 
 
 class Word(Enum):
-    """What else goes over a link: STOP, NEXT and BYE to a process, DONE from the first to the launch."""
+    """What else goes over a link: STOP, PAUSE, GO_ON, NEXT and BYE to a process, DONE from the first to the launch."""
 
     STOP = "stop after this step"
+    PAUSE = "stand still after this step"
+    GO_ON = "go on"
     NEXT = "what must be done one by one: it is your turn"
     DONE = "what must be done one by one: the others' turn"
     BYE = "your last event has come, and you may end"
@@ -93,6 +96,7 @@ def train_in_processes(
     emit: Callable[[Event], None],
     should_stop: Callable[[], bool],
     started: float,
+    control: Control | None = None,
     module: str = "core.ranks",
 ) -> RunEnded:
     """Have a run trained by `count` processes, and wait for them; none of them is left when this returns.
@@ -101,10 +105,11 @@ def train_in_processes(
         emit: is handed the events of the first process, in this thread.
         should_stop: asked again and again.
         started: when the run began, as `time.perf_counter` tells; from then on its time is counted.
+        control: what else is asked of the run, passed on to the first process.
         module: what each process runs.
     """
     with Launch(job, count, emit, started, module) as launch:
-        ended = launch.follow(should_stop)
+        ended = launch.follow(should_stop, control)
     total_s = time.perf_counter() - started
     if ended is None:
         ended = launch.died()
@@ -126,7 +131,7 @@ class Launch:
         self._links: list[_Link] = []
         self._processes: list[psutil.Process] = []
         self._turns = 0
-        self._is_prepared = self._is_done = False
+        self._is_prepared = self._is_done = self._is_paused = False
         self._stop_asked: float | None = None
         self._output = ""
         self.start_s = 0.0
@@ -171,7 +176,7 @@ class Launch:
         meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={folder / 'launcher'}", "--rdzv-conf=store_type=file"]
         return [*launcher, *meet, "--local-addr=127.0.0.1", f"--log-dir={folder}", "-m", self._module, str(folder)]
 
-    def follow(self, should_stop: Callable[[], bool]) -> RunEnded | None:
+    def follow(self, should_stop: Callable[[], bool], control: Control | None = None) -> RunEnded | None:
         """Hand on events until the run is over.
 
         Returns:
@@ -189,8 +194,21 @@ class Launch:
                     return link.ended
             if self._launcher.poll() is not None:
                 return None
+            if control is not None:
+                self._pass_on(control)
             if should_stop() and self._stops_in_setup():
                 return RunEnded("stopped", 0.0, Phases(setup_s=self._since_start() - self.start_s), 0, 0.0)
+
+    def _pass_on(self, control: Control) -> None:
+        """Tell the first process what is asked of the run."""
+        first = next((link for link in self._links if link.rank == 0), None)
+        if first is None or not self._is_prepared:
+            return
+        for wish in control.wishes():
+            first.send(wish)
+        if control.should_pause() != self._is_paused:
+            self._is_paused = not self._is_paused
+            first.send(Word.PAUSE if self._is_paused else Word.GO_ON)
 
     def died(self) -> RunEnded:
         """The last event of a run that ended without one."""

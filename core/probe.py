@@ -6,8 +6,9 @@ from collections.abc import Callable, Generator
 from itertools import islice
 
 from core.compiles import CompileWatch
+from core.control import Control
 from core.data.loader import Batch
-from core.engine import Control, evaluate, train_epoch
+from core.engine import evaluate, train_epoch
 from core.events import Event, ProbeMeasured, StepLogged
 from core.step_log import SETTLED
 from core.task import Loader, Task

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import sys
 import threading
 import time
@@ -10,14 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Client
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from core.control import Wish
 from core.devices.ranks import open_rank
 from core.events import Event, RunEnded
 from core.launch import DOOR, MEETING, Hello, Job, Word
-from core.worker import train_here
+from core.worker import PAUSE_LOOK_S, train_here
 
 
 class Link:
@@ -32,6 +35,7 @@ class Link:
         self._connection = Client(str(folder / DOOR), family="AF_UNIX")
         self._lock = threading.Lock()
         self._turns, self._stop, self._bye = threading.Semaphore(0), threading.Event(), threading.Event()
+        self._pause, self._wishes = threading.Event(), queue.SimpleQueue[Wish]()
         self.send(Hello(rank, os.getpid()))
         self.job: Job = self._connection.recv()
         threading.Thread(target=self._listen, name="link", daemon=True).start()
@@ -44,6 +48,12 @@ class Link:
     def should_stop(self) -> bool:
         """Whether this very process was asked to; only the first ever is."""
         return self._stop.is_set()
+
+    def should_pause(self) -> bool:
+        return self._pause.is_set()
+
+    def wishes(self) -> list[Wish]:
+        return [self._wishes.get() for _ in range(self._wishes.qsize())]
 
     @contextmanager
     def one_by_one(self) -> Iterator[None]:
@@ -67,6 +77,12 @@ class Link:
                     self._turns.release()
                 elif word is Word.STOP:
                     self._stop.set()
+                elif word is Word.PAUSE:
+                    self._pause.set()
+                elif word is Word.GO_ON:
+                    self._pause.clear()
+                elif isinstance(word, Wish):
+                    self._wishes.put(word)
                 elif word is Word.BYE:
                     self._bye.set()
         except (EOFError, OSError):
@@ -79,11 +95,32 @@ class CommonControl:
 
     def __init__(self, link: Link) -> None:
         self._link = link
+        self._wishes: list[Wish] = []
+        self._pauses = False
 
     def should_stop(self) -> bool:
-        wish = torch.tensor([self._link.should_stop()])
-        dist.broadcast(wish, 0)
-        return bool(wish.item())
+        wishes = self._link.wishes()
+        asked = torch.tensor([self._link.should_stop(), self._link.should_pause(), len(wishes)])
+        dist.broadcast(asked, 0)
+        stops, self._pauses, num_wishes = bool(asked[0]), bool(asked[1]), int(asked[2])
+        if num_wishes:
+            # rare, and dearer than a few numbers
+            told: list[Any] = [wishes]
+            dist.broadcast_object_list(told, 0)
+            self._wishes += told[0]
+        return stops
+
+    def wishes(self) -> list[Wish]:
+        """Those that were heard of when it was last asked whether to stop."""
+        wishes, self._wishes = self._wishes, []
+        return wishes
+
+    def should_pause(self) -> bool:
+        return self._pauses
+
+    def wait_while_paused(self) -> None:
+        while self._pauses and not self.should_stop():
+            time.sleep(PAUSE_LOOK_S)
 
 
 def main(folder: Path) -> None:

@@ -17,8 +17,10 @@ import numpy as np
 from core.events import EpochEnded
 from core.records import ENDED_STATES, StoredEvent
 from core.store import Store
+from core.words import tweak_in_words
 
 CAPACITY = 2048
+_KINDS = ("StepLogged", "EpochEnded", "Tweaked")
 STEP_FIELDS = {"loss": "loss", "top1": "top1", "lr": "lr", "throughput": "images_per_s"}
 _NO_CURVE = ("phases", "compile_count", "step_times", "left_out", "device_idle_s")
 EPOCH_FIELDS = tuple(item.name for item in fields(EpochEnded) if item.name not in _NO_CURVE)
@@ -130,6 +132,12 @@ class RunSeries:
         return any(value is not None for value in self.epochs["val_top5"])
 
     @property
+    def marks(self) -> list[dict[str, Any]]:
+        """What was changed while the run went on: `step` and `text` of each."""
+        with self._lock:
+            return list(self._marks)
+
+    @property
     def steps(self) -> dict[str, list[Any]]:
         """`step`, `loss`, `top1` (percent), `lr`, `throughput` (images/s) as lists of one length."""
         with self._lock:
@@ -154,10 +162,10 @@ class RunSeries:
             state = self._store.get_run(self.run_id).state
             if self._thinned is not None and state not in ENDED_STATES:
                 self._restart()
-            events = self._store.events(self.run_id, after=self._cursor, kinds=("StepLogged", "EpochEnded"))
+            events = self._store.events(self.run_id, after=self._cursor, kinds=_KINDS)
             if events and self._thinned is not None:
                 self._restart()
-                events = self._store.events(self.run_id, kinds=("StepLogged", "EpochEnded"))
+                events = self._store.events(self.run_id, kinds=_KINDS)
             self._take(events)
             self._state = state
             if state in ENDED_STATES and self._thinned is None and self._bounded["loss"].width > 1:
@@ -168,7 +176,8 @@ class RunSeries:
 
         Returns:
             `cursor` for the next call, `whole` (forget what was held), `state`, and for `steps` and `epochs`
-            `from` (the index that the sent `values` begin at; what was held from there on is replaced).
+            `from` (the index that the sent `values` begin at; what was held from there on is replaced), and all
+            `marks`.
         """
         with self._lock:
             generation = self._generation()
@@ -189,6 +198,7 @@ class RunSeries:
                 "state": self._state,
                 "steps": {"from": step_from, "values": steps},
                 "epochs": {"from": epoch_from, "values": epochs},
+                "marks": list(self._marks),
             }
 
     def best_epoch(self) -> dict[str, Any] | None:
@@ -209,6 +219,7 @@ class RunSeries:
         self._cursor = 0
         self._bounded = {name: BoundedSeries(self._capacity) for name in STEP_FIELDS}
         self._epochs: dict[str, list[Any]] = {name: [] for name in EPOCH_FIELDS}
+        self._marks: list[dict[str, Any]] = []
         self._thinned: dict[str, list[Any]] | None = None
 
     def _restart(self) -> None:
@@ -230,6 +241,10 @@ class RunSeries:
                     if series.buckets and series.buckets[-1].x >= step:
                         series.cut(step)
                     series.add(step, payload[source])
+            elif event.kind == "Tweaked":
+                self._marks.append(
+                    {"step": int(payload["step"]), "text": tweak_in_words(payload["what"], payload["after"])}
+                )
             else:
                 self._take_epoch(payload)
 

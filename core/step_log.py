@@ -129,6 +129,11 @@ class StepLog:
             logged = self._on_the_way.pop(0)
             self._log(logged, is_all=is_all and not self._on_the_way)
 
+    def go_on(self) -> None:
+        """The steps to come begin now: what lies behind was a pause."""
+        self._watch = self._device.watch_steps(self._timer.total_s)
+        self._ended_s = self._timer.total_s()
+
     def images_per_s(self) -> float | None:
         """Throughput over the epoch's settled steps; None where there are none."""
         return self._settled.images / self._settled.seconds if self._settled.seconds > 0 else None

@@ -236,9 +236,15 @@ class Store:
         )
         return [StoredEvent(row["id"], row["kind"], row["at"], json.loads(row["payload"])) for row in rows]
 
-    def beat(self, run_id: str, phase: dict[str, Any]) -> None:
-        """Say that the trainer lives, and where it stands."""
-        self._set(run_id, heartbeat=time.time(), phase=json.dumps(phase))
+    def beat(self, run_id: str, phase: dict[str, Any], state: str = "running") -> None:
+        """Say that the trainer lives, where it stands, and whether it is running or paused."""
+        assert state in ("running", "paused"), state
+        with self._write() as db:
+            db.execute(
+                "UPDATE runs SET heartbeat = ?, phase = ?, "
+                "state = CASE WHEN state IN ('running','paused') THEN ? ELSE state END WHERE run_id = ?",
+                (time.time(), json.dumps(phase), state, run_id),
+            )
 
     def claim(self, run_id: str, device_kind: str) -> bool:
         """Take a queued run and its device for this process; False where another run holds the device.
@@ -292,7 +298,14 @@ class Store:
     # What is asked of the trainer
 
     def request(self, run_id: str, kind: str, payload: dict[str, Any] | None = None) -> None:
-        """Ask the run's trainer for something (kind `stop`); a queued run is stopped at once."""
+        """Ask the run's trainer for something; a queued run is stopped at once.
+
+        Args:
+            kind: stop; pause, resume; or change, with `what` and `value` in the payload, see `core.control`.
+
+        Raises:
+            StoreError: there is no such run, it has ended, or it has not begun and is not to be stopped.
+        """
         with self._write() as db:
             record = self.get_run(run_id)
             if not record.is_active:
@@ -300,6 +313,8 @@ class Store:
             if kind == "stop" and record.state == "queued":
                 db.execute("UPDATE runs SET state='stopped', ended=? WHERE run_id=?", (time.time(), run_id))
                 return
+            if record.state == "queued":
+                raise StoreError(f"Run {run_id} has not begun.", fix="Wait until it trains, or stop it.")
             db.execute(
                 "INSERT INTO requests (run_id, kind, payload, at) VALUES (?,?,?,?)",
                 (run_id, kind, json.dumps(payload or {}), time.time()),

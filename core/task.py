@@ -40,7 +40,7 @@ class Task:
     `save(which, epoch)` writes a checkpoint; `set_train_mode()` puts the model into training mode, save for frozen
     parts; `class_weights`, (classes,) float32, count in the training loss alone; `precision` is fp32, bf16 or fp16;
     `ema`, where there is one, is what is validated; `is_packing` says whether pictures are still being decoded and
-    packed beside the training.
+    packed beside the training; `lr_factor` multiplies the schedule's learning rates.
     """
 
     config: RunConfig
@@ -58,6 +58,7 @@ class Task:
     precision: str = "fp32"
     ema: Ema | None = None
     is_packing: Callable[[], bool] = lambda: False
+    lr_factor: float = 1.0
 
     def __post_init__(self) -> None:
         with self.device.turn():

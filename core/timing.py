@@ -35,6 +35,14 @@ class PhaseTimer:
         self._last = now
         return seconds
 
+    def skip(self) -> float:
+        """The time since the last lap doesn't count; returns its seconds."""
+        now = self._clock()
+        seconds = now - self._last
+        self._start += seconds
+        self._last = now
+        return seconds
+
     def move(self, source: str, target: str, seconds: float) -> None:
         """Seconds that were given to the phase `source` turn out to belong to `target`."""
         self._spent[f"{source}_s"] -= seconds

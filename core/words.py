@@ -45,3 +45,8 @@ def forecast_in_words(forecast: ForecastMade) -> str:
         bounds = f" (95 %: {low} to {high} in all)" if low != high else ""
     about = f"About {time_in_words(forecast.total_s)} in all, {time_in_words(forecast.epoch_s)} an epoch"
     return f"{about}{bounds}, from {forecast.basis}."
+
+
+def tweak_in_words(what: str, after: float) -> str:
+    """ "learning rate 0.0003", "epochs 10" """
+    return f"{'learning rate' if what == 'lr' else what.replace('_', ' ')} {after:.3g}"

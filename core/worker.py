@@ -19,21 +19,25 @@ import torch
 from core.analysis.forecast import forecast_for
 from core.child import train_in_child
 from core.config import RunConfig
+from core.control import Control, Wish
 from core.devices import Device, check_precision, open_device, resolve_kind
 from core.devices.ranks import count_processes
 from core.devices.xla import XLA_LOCK, initialise, xla_info
-from core.engine import Control, fit
+from core.engine import fit
 from core.errors import AppError, DeviceError, StoreError
 from core.events import (
     EndedEarly,
     Event,
     HostFallback,
+    Paused,
     PhaseChanged,
     ProgramCompiled,
     ProgressMade,
+    Resumed,
     RunEnded,
     RunPrepared,
     StepLogged,
+    Tweaked,
     progress_in_words,
     recompile_in_words,
 )
@@ -52,6 +56,8 @@ _log = logging.getLogger(__name__)
 
 PULSE_S = 0.25
 """Seconds between two writes of a run's events and heartbeat, and between two looks for requests."""
+PAUSE_LOOK_S = 0.05
+"""Seconds between two looks whether a run that stands still may go on."""
 
 
 class Work(Protocol):
@@ -81,7 +87,10 @@ class Pulse:
         self._phase: dict[str, Any] = {"phase": "starting_device", "epochs": epochs, "progress": 0.0}
         self._steps = 0
         self._trained_since: float | None = None
+        self._wishes: list[Wish] = []
+        self._state = "running"
         self._lock, self._stop, self._done = threading.Lock(), threading.Event(), threading.Event()
+        self._pause = threading.Event()
         self._thread = threading.Thread(target=self._beat_on, name=f"pulse-{run_id}", daemon=True)
 
     def __enter__(self) -> Pulse:
@@ -109,6 +118,18 @@ class Pulse:
 
     def ask_stop(self) -> None:
         self._stop.set()
+
+    def wishes(self) -> list[Wish]:
+        with self._lock:
+            wishes, self._wishes = self._wishes, []
+        return wishes
+
+    def should_pause(self) -> bool:
+        return self._pause.is_set()
+
+    def wait_while_paused(self) -> None:
+        while self._pause.is_set() and not self.should_stop():
+            time.sleep(PAUSE_LOOK_S)
 
     def _follow(self, event: Event, now: float) -> None:
         if isinstance(event, PhaseChanged):
@@ -141,6 +162,17 @@ class Pulse:
                 "progress": done,
                 "eta_s": elapsed / done * (1 - done) if done else None,
             }
+        elif isinstance(event, Paused):
+            self._phase |= {"phase": "paused", "detail": ""}
+            self._state = "paused"
+        elif isinstance(event, Resumed):
+            self._phase |= {"phase": "training", "detail": ""}
+            self._state = "running"
+            # what is left takes as long as before
+            self._trained_since = (self._trained_since or now) + event.seconds
+        elif isinstance(event, Tweaked) and event.what == "epochs":
+            self._epochs = int(event.after)
+            self._phase["epochs"] = self._epochs
         elif isinstance(event, RunEnded):
             self._phase |= {"phase": "ended", "detail": event.state}
 
@@ -155,9 +187,20 @@ class Pulse:
             with self._lock:
                 self._pending = pending + self._pending
             raise
-        self._store.beat(self._run_id, phase)
-        if any(kind == "stop" for kind, _ in self._store.take_requests(self._run_id)):
+        self._store.beat(self._run_id, phase, self._state)
+        for kind, payload in self._store.take_requests(self._run_id):
+            self._heed(kind, payload)
+
+    def _heed(self, kind: str, payload: dict[str, Any]) -> None:
+        if kind == "stop":
             self._stop.set()
+        elif kind == "pause":
+            self._pause.set()
+        elif kind == "resume":
+            self._pause.clear()
+        elif kind == "change":
+            with self._lock:
+                self._wishes.append(Wish(payload["what"], float(payload["value"])))
 
     def _beat_on(self) -> None:
         while not self._done.wait(PULSE_S):
@@ -255,7 +298,9 @@ def _train(store: Store, record: RunRecord, kind: str, count: int, pulse: Pulse,
     is_probe = record.purpose == "probe"
     if count > 1 and not is_probe:
         job = Job(config, kind, store.home, folder, config.threads or torch.get_num_threads())
-        return train_in_processes(job, count, emit=pulse.emit, should_stop=pulse.should_stop, started=started)
+        return train_in_processes(
+            job, count, emit=pulse.emit, should_stop=pulse.should_stop, started=started, control=pulse
+        )
     return train_here(
         config,
         # without a home the device keeps no programs, and finds none

@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from core.records import RunRecord
+from ui.control_panel import control_panel
 from ui.fragments import show_status
 from ui.live_chart import live_chart
 from ui.registry import services
@@ -32,4 +33,6 @@ run = _chosen(runs)
 st.title(run.name)
 st.caption(f"{run.config.model} · {run.config.data} · {run.run_id}")
 st.fragment(show_status, run_every=1.0 if run.is_active else None)(run.run_id, run.state)
+if run.state in ("running", "paused"):
+    control_panel(run)
 live_chart(run.run_id)

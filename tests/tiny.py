@@ -83,8 +83,17 @@ class NoWishes:
     def should_stop(self) -> bool:
         return False
 
+    def wishes(self) -> list:
+        return []
 
-class StopAfter:
+    def should_pause(self) -> bool:
+        return False
+
+    def wait_while_paused(self) -> None:
+        raise AssertionError("nobody asked for a pause")
+
+
+class StopAfter(NoWishes):
     def __init__(self, looks: int):
         self.looks = looks
 

@@ -9,6 +9,8 @@ import streamlit as st
 
 from core.errors import StoreError
 from core.records import RunRecord
+from core.words import tweak_in_words
+from ui.data_views import escaped
 from ui.registry import services
 from ui.words import STATE_COLOURS, STATE_WORDS, percent, phase_in_words, seconds_in_words
 
@@ -32,10 +34,25 @@ def show_status(run_id: str, drawn_state: str) -> None:
         st.progress(min(max(float(record.phase.get("progress") or 0.0), 0.0), 1.0))
     _figures(record)
     _compiling(record.phase)
+    _changes(run_id)
     if record.state == "failed":
         _failure(run_id)
     elif record.state == "interrupted":
-        st.warning("The process that trained this run ended without finishing it.", icon=":material/power_off:")
+        ended = services().store.events(run_id, kinds=("RunEnded",))
+        told = ended[-1].payload if ended else {"reason": "The process that trained this run ended.", "fix": ""}
+        st.warning(f"{told['reason']} {told['fix']}".strip(), icon=":material/power_off:")
+
+
+def _changes(run_id: str) -> None:
+    """The last answers to what was asked of the run."""
+    told = services().store.events(run_id, kinds=("Tweaked", "TweakRefused"))[-3:]
+    for event in told:
+        payload = event.payload
+        if event.kind == "Tweaked":
+            words = f"{tweak_in_words(payload['what'], payload['after'])} from step {payload['step']:,} on"
+            st.caption(f":material/tune: {words[:1].upper()}{words[1:]}, before {payload['before']:.3g}")
+        else:
+            st.caption(f":material/block: {payload['what']} stays: {escaped(payload['why'])}")
 
 
 def _headline(record: RunRecord) -> str:

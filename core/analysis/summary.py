@@ -60,7 +60,7 @@ CSV_COLUMNS = (
 )
 _SUMMARY_KINDS = (
     "CacheBuilt", "EndedEarly", "EpochEnded", "ForecastMade", "HostFallback", "ProbeMeasured", "ProgramCompiled",
-    "RunEnded", "RunPrepared",
+    "RunEnded", "RunPrepared", "Tweaked",
 )  # fmt: skip
 
 
@@ -119,6 +119,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
         "reason": ended["reason"] if failed and ended else "",
         "fix": ended["fix"] if failed and ended else "",
         "error": ended["error"] if failed and ended else "",
+        "tweaks": [event.payload for event in events if event.kind == "Tweaked"],
         "ended_early": (_last(events, "EndedEarly") or {"why": ""})["why"],
         "note": record.note,
         "tags": record.tags,
