@@ -14,8 +14,8 @@ from core.analysis.repeats import RunGroup
 from core.analysis.spread import diagnose_group
 from core.records import GroupRecord
 from ui import group_views, timing_views
-from ui.data_views import escaped
 from ui.registry import services
+from ui.words import escaped
 
 
 def draw_group(group: RunGroup, record: GroupRecord | None) -> None:

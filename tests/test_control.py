@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from core.analysis.summary import summarise
+from core.charts import figures
 from core.config import make_config
 from core.control import Wish, check_wish
 from core.errors import ConfigError, StoreError
@@ -146,6 +147,9 @@ def test_a_change_through_the_store_is_answered_within_a_second_and_marked_in_ch
     series = RunSeries(store, run_id)
     series.update()
     assert series.since()["marks"] == [{"step": tweak.payload["step"], "text": "learning rate 0.0001"}]
+    drawn = figures(series)
+    assert [shape.x0 for shape in drawn["loss"].layout.shapes] == [tweak.payload["step"]]
+    assert not drawn["seconds"].layout.shapes
 
 
 def test_a_run_that_waits_or_has_ended_takes_no_changes(store: Store, pictures: Path):

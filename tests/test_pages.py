@@ -228,3 +228,21 @@ def test_well_known_data_are_explained_before_they_are_fetched(store):
     app.session_state["form_data"] = "imagenetv2:top-images"
     app.run()
     assert any("10 images in each of ImageNet's 1,000 classes" in item.value for item in app.caption)
+
+
+def test_a_run_is_run_again_from_the_form_and_changes_to_it_are_marked(store: Store):
+    run_id = add_run(store, lr=0.02, epochs=7)
+    app = open_page("runs", run=run_id)
+    button(app, "Run again with changes").click().run()
+    assert not app.exception, app.exception
+    assert app.session_state["form_lr"] == 0.02 and app.session_state["form_epochs"] == 7
+    assert any(run_id in markdown.value for markdown in app.markdown)
+    assert not [shown for shown in app.button if shown.label.startswith("Reset")]
+    # AppTest itself does not follow to another page
+    app.switch_page("../pages/train.py").run()
+    app.number_input(key="form_epochs").set_value(9).run()
+    assert [shown.label for shown in app.button if shown.label.startswith("Reset")] == ["Reset 1 changed field"]
+    button(app, "Reset 1 changed field").click().run()
+    assert app.session_state["form_epochs"] == 7
+    button(app, "Back to the preset").click().run()
+    assert app.session_state["form_epochs"] == 3

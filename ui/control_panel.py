@@ -10,8 +10,8 @@ from core.config import RunConfig
 from core.control import Wish, check_wish
 from core.errors import AppError
 from core.records import RunRecord
-from ui.data_views import escaped
 from ui.registry import services
+from ui.words import escaped
 
 FIELDS = ("lr", "weight_decay", "epochs", "patience", "log_every")
 

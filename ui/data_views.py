@@ -21,6 +21,7 @@ from core.events import progress_in_words
 from core.files import built
 from ui import forms
 from ui.scans import ScanJob, ScanKey
+from ui.words import escaped
 
 UPLOAD_TYPES = ["zip", "tar", "tgz", "gz", "bz2", "xz"]
 THUMBNAIL = 160
@@ -29,7 +30,6 @@ MOST_SENTENCES = 5
 MOST_IGNORED = 200
 LAZY_ROWS = 10_000
 ALL = -1
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-!|~$:.])")
 _PIECE = 2**20
 Placed = list[tuple[str, Item]]
 
@@ -39,11 +39,6 @@ def scan_key() -> ScanKey:
     return ScanKey(
         *(st.session_state[forms.key_of(name)] for name in ("data", "seed", "val_percent", "val_duplicates"))
     )
-
-
-def escaped(text: str) -> str:
-    """Text in one line that markdown leaves as it is."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
 def keep_upload(upload: BinaryIO, name: str, home: Path) -> Path:

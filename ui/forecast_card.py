@@ -16,9 +16,8 @@ from core.errors import AppError, StoreError
 from core.events import ForecastMade
 from core.records import RunRecord
 from core.words import forecast_in_words
-from ui.data_views import escaped
 from ui.registry import services
-from ui.words import phase_in_words
+from ui.words import escaped, phase_in_words
 
 Job = tuple[Any, ...]
 

@@ -14,6 +14,7 @@ from core.devices.base import DeviceInfo
 from core.errors import AppError
 from core.schedule import lr_at
 from core.store import Store
+from ui.words import escaped
 
 FIRST_PRESET = "quick"
 BUILT_IN_DATA = (
@@ -104,6 +105,7 @@ FLOAT_STEPS = {
     "ema_decay": 0.001,
     "time_limit_min": 1.0,
 }
+AGAIN_KEY = "run_again"
 PREVIEW_STEPS_PER_EPOCH = 50
 PREVIEW_POINTS = 400
 
@@ -124,6 +126,23 @@ def preset_values(preset: str) -> dict[str, Any]:
     return RunConfig(**PRESETS[preset]).model_dump()
 
 
+def reference_values() -> dict[str, Any]:
+    """What the form started from: every field's value of the run that is run again, else of the chosen preset."""
+    again: dict[str, Any] | None = st.session_state.get(AGAIN_KEY)
+    return again["config"] if again else preset_values(st.session_state["preset"])
+
+
+def fill_from(run_id: str, name: str, config: dict[str, Any]) -> None:
+    """Set every field to a run's value, from which changes are marked."""
+    st.session_state[AGAIN_KEY] = {"run_id": run_id, "name": name, "config": config}
+    _take(config)
+
+
+def _take(values: dict[str, Any]) -> None:
+    for name, value in values.items():
+        st.session_state[key_of(name)] = value
+
+
 def fill_in() -> None:
     """Give each field that has no value yet the one of the chosen preset."""
     st.session_state.setdefault("preset", FIRST_PRESET)
@@ -133,8 +152,13 @@ def fill_in() -> None:
 
 def take_preset() -> None:
     """Set every field to the chosen preset's value."""
-    for name, value in preset_values(st.session_state["preset"]).items():
-        st.session_state[key_of(name)] = value
+    st.session_state.pop(AGAIN_KEY, None)
+    _take(preset_values(st.session_state["preset"]))
+
+
+def take_reference() -> None:
+    """Set every field to what the form started from."""
+    _take(reference_values())
 
 
 def values() -> dict[str, Any]:
@@ -143,9 +167,9 @@ def values() -> dict[str, Any]:
 
 
 def changed_fields() -> list[str]:
-    """The fields that differ from the chosen preset."""
-    preset = preset_values(st.session_state["preset"])
-    return [name for name, value in values().items() if value != preset[name]]
+    """The fields that differ from what the form started from."""
+    reference = reference_values()
+    return [name for name, value in values().items() if value != reference[name]]
 
 
 def preset_choice() -> None:
@@ -163,18 +187,24 @@ def preset_choice() -> None:
         changed = changed_fields()
         if changed:
             words = f"Reset {len(changed)} changed field{'s' if len(changed) > 1 else ''}"
-            st.button(words, icon=":material/undo:", type="tertiary", on_click=take_preset, key="reset_all")
+            st.button(words, icon=":material/undo:", type="tertiary", on_click=take_reference, key="reset_all")
+    if again := st.session_state.get(AGAIN_KEY):
+        with st.container(horizontal=True, vertical_alignment="center"):
+            st.markdown(
+                f":material/replay: As **{escaped(again['name'])}** ({again['run_id']}) was; changes are marked."
+            )
+            st.button("Back to the preset", type="tertiary", on_click=take_preset, key="leave_run")
 
 
 def field(name: str, problems: dict[str, str], *, options: list[str] | None = None) -> None:
-    """One field's widget; marked and with a way back where it differs from the preset.
+    """One field's widget; marked and with a way back where it differs from what the form started from.
 
     Args:
         problems: as `field_errors` gives them; the field's own is written under it.
         options: suggestions for a text field, which makes it a searchable list.
     """
     info = RunConfig.model_fields[name]
-    preset = preset_values(st.session_state["preset"])[name]
+    preset = reference_values()[name]
     is_changed = st.session_state[key_of(name)] != preset
     label = f"{info.title} :orange[● changed]" if is_changed else str(info.title)
     common: dict[str, Any] = {"key": key_of(name), "help": info.description, "persist_state": "session"}

@@ -10,9 +10,8 @@ import streamlit as st
 from core.errors import StoreError
 from core.records import RunRecord
 from core.words import tweak_in_words
-from ui.data_views import escaped
 from ui.registry import services
-from ui.words import STATE_COLOURS, STATE_WORDS, percent, phase_in_words, seconds_in_words
+from ui.words import STATE_COLOURS, STATE_WORDS, escaped, percent, phase_in_words, seconds_in_words
 
 SILENT_AFTER_S = 60.0
 

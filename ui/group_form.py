@@ -20,10 +20,10 @@ from core.groups import plan_group, varied
 from core.records import PlannedRun
 from core.words import counted, time_in_words
 from ui import forms
-from ui.data_views import escaped
 from ui.forecast_card import forecast_of, newest_state
 from ui.registry import services
 from ui.timing_views import warnings
+from ui.words import escaped
 
 STARTS = {"cold": "Cold", "warm": "Warm", "both": "Both"}
 START_HELP = (

@@ -18,9 +18,8 @@ from core.analysis.statistics import MIN_REPEATS
 from core.errors import AppError, StoreError
 from core.records import ACTIVE_STATES, GroupRecord
 from core.words import counted, time_in_words
-from ui.data_views import escaped
 from ui.registry import services
-from ui.words import STATE_WORDS, phase_in_words
+from ui.words import STATE_WORDS, escaped, phase_in_words
 
 START_TITLES = {"cold": "Cold", "warm": "Warm", "": "Start not known"}
 START_COLOURS = {"cold": "blue", "warm": "orange", "": "gray"}

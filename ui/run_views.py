@@ -14,10 +14,11 @@ from core.config import RunConfig
 from core.data.dataset import SKIP_WORDS
 from core.data.figures import SPLIT_WORDS
 from core.errors import AppError
-from ui.data_views import callouts, escaped, number_cards
+from ui import forms
+from ui.data_views import callouts, number_cards
 from ui.registry import services
 from ui.timing_views import downloads, run_times
-from ui.words import STATE_COLOURS, STATE_WORDS, percent, seconds_in_words
+from ui.words import STATE_COLOURS, STATE_WORDS, escaped, percent, seconds_in_words
 
 
 def runs_table(rows: list[dict[str, Any]]) -> list[str]:
@@ -160,6 +161,9 @@ def run_tools(summary: dict[str, Any]) -> None:
             else:
                 st.rerun()
     downloads(run_id)
+    if st.button("Run again with changes", icon=":material/replay:", help="Opens Train, filled from this run."):
+        forms.fill_from(run_id, summary["name"], summary["config"])
+        st.switch_page("../pages/train.py")
     is_active = summary["state"] in ("queued", "running", "paused")
     if st.button("Delete", icon=":material/delete:", disabled=is_active, help="Stop it first." if is_active else None):
         _ask_delete(run_id, summary["name"])

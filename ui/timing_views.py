@@ -16,8 +16,8 @@ from core.analysis.exports import TABLES, export
 from core.analysis.findings import Finding
 from core.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
 from core.words import time_in_words
-from ui.data_views import escaped
 from ui.registry import services
+from ui.words import escaped
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

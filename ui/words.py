@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from core.events import PHASE_WORDS
 from core.words import time_in_words
 
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-!|~$:.])")
 STATE_WORDS = {
     "queued": "Queued",
     "running": "Running",
@@ -48,3 +50,8 @@ def phase_in_words(phase: dict[str, Any]) -> str:
     if phase.get("detail"):
         parts.append(str(phase["detail"]))
     return f"{words}: {', '.join(parts)}" if parts else words
+
+
+def escaped(text: str) -> str:
+    """Text in one line that markdown leaves as it is."""
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
