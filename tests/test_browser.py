@@ -58,7 +58,7 @@ def test_points_arrive_while_zoom_and_curve_stay(tmp_path: Path):
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.goto(f"{running.url}/live")
         page.get_by_text("epoch 2 of 5, step 120 of 313").wait_for(timeout=WAIT_MS)
-        page.get_by_text("1 min 5 s").wait_for(timeout=WAIT_MS)
+        page.get_by_text("65 s", exact=True).wait_for(timeout=WAIT_MS)
         assert _wait_for_points(page, 10) == 10
         page.evaluate("() => Plotly.relayout(document.querySelector('.js-plotly-plot'), {'xaxis.range': [2, 5]})")
         store.append_events(run_id, _steps(11, 31))

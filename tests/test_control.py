@@ -187,7 +187,7 @@ def test_the_command_line_changes_a_run_of_another_process(store: Store, picture
 
 @pytest.mark.xla
 def test_on_xla_nothing_compiles_for_changes_and_a_pause():
-    task = make_task("xla", width=7, lr=0.1, epochs=3, optimizer="adamw")
+    task = make_task("xla", width=61, lr=0.1, epochs=3, optimizer="adamw")
     asks = Asks(at_3=[("lr", 0.01)], at_5=[("weight_decay", 0.3), ("lr_factor", 3)], at_6=[("epochs", 4)])
     asks.pause_after = 4
     before = task.device.compile_count()
