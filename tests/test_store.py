@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import pytest
 from core.config import make_config
 from core.errors import StoreError
 from core.events import PhaseChanged
+from core.migrations import MIGRATIONS
 from core.store import Store
 
 
@@ -118,3 +121,21 @@ def test_a_database_that_is_none_is_told_in_one_line(tmp_path: Path):
     (tmp_path / "runs.sqlite").write_text("no database, but words, and enough of them" * 10)
     with pytest.raises(StoreError, match="can't be used: file is not a database"):
         Store(tmp_path)
+
+
+def test_a_store_of_the_first_schema_is_brought_up_to_date_with_its_runs(tmp_path: Path):
+    database = sqlite3.connect(tmp_path / "runs.sqlite")
+    database.executescript(MIGRATIONS[0])
+    database.execute("PRAGMA user_version = 1")
+    # what later options there are was not written down then
+    database.execute(
+        "INSERT INTO runs (run_id, name, state, config, created) VALUES ('old', 'An old run', 'finished', ?, 1.0)",
+        (json.dumps({"epochs": 2}),),
+    )
+    database.commit()
+    database.close()
+    store = Store(tmp_path)
+    record = store.get_run("old")
+    assert (record.config.epochs, record.config.process, record.purpose) == (2, "shared", "train")
+    assert store.list_groups() == [] and store.group_runs("By hand", [("old", "a", "")])
+    store.close()
