@@ -9,7 +9,6 @@ import argparse
 import io
 import json
 import os
-import signal
 import sys
 import types
 import typing
@@ -209,10 +208,11 @@ def _train(arguments: argparse.Namespace) -> int:
     from core.analysis.summary import summarise
     from core.data.sources import locate
     from core.devices import check_precision, count_sharing, resolve_kind
+    from core.interrupt import stop_on_interrupt
     from core.models.catalogue import resolve
     from core.progress import ProgressBar
     from core.setup import check_batch
-    from core.worker import train_run
+    from core.worker import train_queued
 
     kind = resolve_kind(config.device)
     check_precision(kind, config.precision)
@@ -221,32 +221,21 @@ def _train(arguments: argparse.Namespace) -> int:
     locate(config.data)
     store = _store(arguments)
     run_id = store.create_run(config, name=arguments.name, own=True)
-    interrupted = False
     try:
-        with ProgressBar(config.epochs) as bar:
-
-            def stop_on_interrupt(pulse: Any) -> None:
-                def handler(*_: object) -> None:
-                    nonlocal interrupted
-                    interrupted = True
-                    pulse.ask_stop()
-
-                signal.signal(signal.SIGINT, handler)
-
-            state = train_run(store, run_id, on_event=bar.follow, on_pulse=stop_on_interrupt)
+        with stop_on_interrupt() as is_interrupted, ProgressBar(config.epochs) as bar:
+            state = train_queued(store, run_id, on_event=bar.follow, should_stop=is_interrupted)
         if state is None:
             store.request(run_id, "stop")
             raise ConfigError(f"Another run holds device {kind}.", fix="Wait for it, or stop it.")
         summary = summarise(store, run_id)
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
         store.close()
     if state == "failed":
         print(f"{summary['reason']} {summary['fix']}", file=sys.stderr)
         if summary["error"] in _BAD_INPUT:
             return 2
     _print(arguments, summary, _run_lines(summary))
-    if interrupted:
+    if is_interrupted():
         return 130
     return 1 if state == "failed" else 0
 

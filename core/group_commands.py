@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -17,6 +14,7 @@ from core.analysis.spread import diagnose_group
 from core.analysis.summary import summarise
 from core.config import RunConfig
 from core.errors import ConfigError
+from core.interrupt import stop_on_interrupt
 from core.store import Store
 from core.words import forecast_in_words
 
@@ -72,7 +70,7 @@ def _trained(arguments: argparse.Namespace, config: RunConfig, store: Store) -> 
     name = arguments.name or " against ".join(configs)
     plan = {"repeats": arguments.repeats, "start": arguments.start, "order_seed": arguments.order_seed}
     group_id = store.create_group(name, planned, plan=plan, own=True)
-    with _stop_on_interrupt() as should_stop, ProgressBar(config.epochs) as bar:
+    with stop_on_interrupt() as should_stop, ProgressBar(config.epochs) as bar:
         run_group(
             store,
             group_id,
@@ -107,22 +105,6 @@ def _values(name: str, text: str) -> list[str]:
     if not values:
         raise ConfigError(f"No value is given for {name}.", fix=f"Write it as --vary {name}=A,B.")
     return values
-
-
-@contextmanager
-def _stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C is remembered in place of breaking off."""
-    is_asked = False
-
-    def handler(*_: object) -> None:
-        nonlocal is_asked
-        is_asked = True
-
-    before = signal.signal(signal.SIGINT, handler)
-    try:
-        yield lambda: is_asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def groups_command(store: Store) -> tuple[dict[str, Any], list[str]]:
@@ -160,7 +142,7 @@ def forecast_command(
         from core.worker import train_run
 
         run_id = store.create_run(config, own=True, purpose="probe")
-        with _stop_on_interrupt() as should_stop, ProgressBar(1) as bar:
+        with stop_on_interrupt() as should_stop, ProgressBar(1) as bar:
             state = train_run(store, run_id, on_event=bar.follow, should_stop=should_stop)
         if state != "finished":
             summary = summarise(store, run_id)

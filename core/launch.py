@@ -27,7 +27,7 @@ import psutil
 
 from core.config import RunConfig
 from core.control import Control
-from core.events import Event, Phases, RunEnded, RunPrepared
+from core.events import Event, Phases, Resumed, RunEnded, RunPrepared
 
 DOOR, MEETING = "door", "meeting"
 """In the folder: the socket, and the file by which the processes find each other."""
@@ -110,7 +110,7 @@ def train_in_processes(
     """
     with Launch(job, count, emit, started, module) as launch:
         ended = launch.follow(should_stop, control)
-    total_s = time.perf_counter() - started
+    total_s = time.perf_counter() - started - launch.paused_s
     if ended is None:
         ended = launch.died()
     phases = ended.phases + Phases(setup_s=launch.start_s)
@@ -123,6 +123,7 @@ class Launch:
 
     Attributes:
         start_s: how long they took until the first said hello.
+        paused_s: how long the run stood still, which doesn't count.
     """
 
     def __init__(self, job: Job, count: int, emit: Callable[[Event], None], started: float, module: str) -> None:
@@ -134,7 +135,7 @@ class Launch:
         self._is_prepared = self._is_done = self._is_paused = False
         self._stop_asked: float | None = None
         self._output = ""
-        self.start_s = 0.0
+        self.start_s = self.paused_s = 0.0
 
     def __enter__(self) -> Launch:
         with self._resources:
@@ -270,6 +271,8 @@ class Launch:
             self._relay(message)
 
     def _relay(self, event: Event) -> None:
+        if isinstance(event, Resumed):
+            self.paused_s += event.seconds
         if isinstance(event, RunPrepared):
             self._is_prepared = True
             event = replace(event, setup_parts={"processes_s": self.start_s, **event.setup_parts})

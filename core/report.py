@@ -16,7 +16,7 @@ from core.analysis.comparison import compare, rows_of
 from core.analysis.diagnosis import diagnose
 from core.analysis.findings import Finding
 from core.analysis.groups import load_group
-from core.analysis.repeats import STARTS, RunGroup
+from core.analysis.repeats import STARTS, RunGroup, usual_epoch_s
 from core.analysis.spread import diagnose_group
 from core.analysis.summary import EPOCH_TITLES, summarise
 from core.charts import figures
@@ -333,8 +333,7 @@ def _seconds(seconds: float | None) -> str:
 
 def _epoch_time(epochs: Sequence[Mapping[str, Any]]) -> str:
     """The median; of several epochs without the first, which compiles and packs."""
-    seconds = [epoch["seconds"] for epoch in epochs]
-    return _seconds(median(seconds[1:] or seconds) if seconds else None)
+    return _seconds(usual_epoch_s(epochs))
 
 
 def _time_and_share(name: str, phases: Mapping[str, float]) -> tuple[str, str]:

@@ -329,6 +329,8 @@ def test_changes_and_pauses_reach_all_processes(store: Store, pictures: Path):
         while not store.events(run_id, kinds=[kind]):
             assert thread.is_alive(), summarise(store, run_id)
             time.sleep(0.05)
+        if kind == "Paused":
+            time.sleep(1.5)
     resumed = store.events(run_id, kinds=["Resumed"])[0]
     while not store.events(run_id, after=resumed.id, kinds=["StepLogged"]):
         time.sleep(0.05)
@@ -336,6 +338,9 @@ def test_changes_and_pauses_reach_all_processes(store: Store, pictures: Path):
     thread.join(60)
     assert store.get_run(run_id).state == "stopped"
     assert store.events(run_id, kinds=["StepLogged"])[-1].payload["lr"] < 1e-5
+    record, summary = store.get_run(run_id), summarise(store, run_id)
+    assert summary["total_s"] == pytest.approx(sum(summary["phases"].values()))
+    assert resumed.payload["seconds"] > 1.4 and summary["total_s"] < record.ended - record.started - 1.3
 
 
 def test_torchrun_writes_how_a_process_ended_that_died_without_a_word(tmp_path: Path):

@@ -37,9 +37,9 @@ def show_status(run_id: str, drawn_state: str) -> None:
     if record.state == "failed":
         _failure(run_id)
     elif record.state == "interrupted":
-        ended = services().store.events(run_id, kinds=("RunEnded",))
-        told = ended[-1].payload if ended else {"reason": "The process that trained this run ended.", "fix": ""}
-        st.warning(f"{told['reason']} {told['fix']}".strip(), icon=":material/power_off:")
+        told = _ended(run_id)
+        reason = told.get("reason") or "The process that trained this run ended without finishing it."
+        st.warning(f"{reason} {told.get('fix') or ''}".strip(), icon=":material/power_off:")
 
 
 def _changes(run_id: str) -> None:
@@ -119,9 +119,14 @@ def _compiling(phase: dict[str, Any]) -> None:
         )
 
 
-def _failure(run_id: str) -> None:
+def _ended(run_id: str) -> dict[str, Any]:
+    """What the run told last; empty where it died without a word."""
     ended = services().store.events(run_id, kinds=("RunEnded",))
-    told = ended[-1].payload if ended else {}
+    return ended[-1].payload if ended else {}
+
+
+def _failure(run_id: str) -> None:
+    told = _ended(run_id)
     reason = told.get("reason") or "The run failed without a word."
     st.error(f"{reason} {told.get('fix') or ''}".strip(), icon=":material/error:")
     if told.get("traceback"):

@@ -12,12 +12,12 @@ from statistics import fmean, median
 from typing import Any
 
 from core.analysis.fairness import limits
-from core.analysis.repeats import STARTS, Cell, Repeat, RunGroup
+from core.analysis.repeats import STARTS, Cell, Repeat, RunGroup, usual_epoch_s
 from core.analysis.statistics import ADVISED_REPEATS, MIN_REPEATS, Description, Ratio, describe, ratio_of_means
 from core.errors import ConfigError
 from core.events import Phases
 from core.records import ENDED_STATES
-from core.words import counted
+from core.words import counted, phase_in_words
 
 TIME_TO_ACCURACY = "time_to_accuracy_s"
 
@@ -37,12 +37,6 @@ class Measure:
     lower_is_better: bool
     claim: str
     value: Callable[[Repeat, float], float | None]
-
-
-def _epoch_s(repeat: Repeat, _: float) -> float | None:
-    seconds = [float(epoch["seconds"]) for epoch in repeat.epochs]
-    # the first epoch compiles and packs
-    return median(seconds[1:] or seconds) if seconds else None
 
 
 def _step_s(repeat: Repeat, _: float) -> float | None:
@@ -67,14 +61,20 @@ def _time_to_accuracy(repeat: Repeat, accuracy: float) -> float | None:
 
 
 def _phase(name: str) -> Measure:
-    words = "set-up" if name == "setup_s" else name.removesuffix("_s").replace("_", " ")
+    words = phase_in_words(name.removesuffix("_s"))
     claim = f"took {{ratio}} times as long for {words} as"
     return Measure(words.capitalize(), "s", True, claim, lambda repeat, _: repeat.phases.get(name))
 
 
 MEASURES: dict[str, Measure] = {
     "total_s": Measure("Whole run", "s", True, "took {ratio} times as long as", lambda repeat, _: repeat.total_s),
-    "epoch_s": Measure("Epoch time", "s", True, "took {ratio} times as long for an epoch as", _epoch_s),
+    "epoch_s": Measure(
+        "Epoch time",
+        "s",
+        True,
+        "took {ratio} times as long for an epoch as",
+        lambda repeat, _: usual_epoch_s(repeat.epochs),
+    ),
     "step_s": Measure("Step time", "s", True, "took {ratio} times as long for a step as", _step_s),
     "images_per_s": Measure(
         "Throughput", "images/s", False, "trained {ratio} times as many images a second as", _images_per_s

@@ -40,12 +40,12 @@ def forecast_for(store: Store, config: RunConfig, kind: str) -> ForecastMade | N
         return from_runs(alike, config.epochs)
     probes = [record for record in here if record.purpose == "probe" and _share(record.config, config, SAME)]
     if probes:
-        return from_probe(summarise(store, probes[0].run_id)["probe"], config.epochs)
+        return from_probe(summarise(store, probes[0].run_id, with_machine=False)["probe"], config.epochs)
     known = next((record.run_id for record in ended if _share(record.config, config, SAME_DATA)), None)
     others = _summaries(store, here, config, SAME_WORK)
     if known is None or not others:
         return None
-    size = summarise(store, known)
+    size = summarise(store, known, with_machine=False)
     return from_runs(others, config.epochs, size=(size["num_train"], size["num_val"]))
 
 
@@ -53,7 +53,7 @@ def _summaries(
     store: Store, records: Sequence[RunRecord], config: RunConfig, same: Sequence[str]
 ) -> list[dict[str, Any]]:
     alike = [record for record in records if record.purpose == "train" and _share(record.config, config, same)]
-    told = [summarise(store, record.run_id) for record in alike[:MOST_RUNS]]
+    told = [summarise(store, record.run_id, with_machine=False) for record in alike[:MOST_RUNS]]
     return [summary for summary in told if summary["epochs"] and summary["total_s"]]
 
 

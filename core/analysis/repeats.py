@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 STARTS = {"cold": "cold", "warm": "warm", "": "not known"}
@@ -92,6 +93,12 @@ def label_of(summaries: Sequence[dict[str, Any]], fields: Sequence[str] | None =
     if list(fields) in ([], ["device"]):
         return [text_of(config["device"]) for config in configs]
     return [", ".join(f"{name} {text_of(config.get(name))}" for name in fields) for config in configs]
+
+
+def usual_epoch_s(epochs: Sequence[Mapping[str, Any]]) -> float | None:
+    """Median seconds of the epochs after the first, which compiles and packs; of the first where there is no other."""
+    seconds = [float(epoch["seconds"]) for epoch in epochs]
+    return median(seconds[1:] or seconds) if seconds else None
 
 
 def start_of(summary: dict[str, Any]) -> str:

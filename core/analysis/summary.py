@@ -64,11 +64,14 @@ _SUMMARY_KINDS = (
 )  # fmt: skip
 
 
-def summarise(store: Store, run_id: str) -> dict[str, Any]:
+def summarise(store: Store, run_id: str, *, with_machine: bool = True) -> dict[str, Any]:
     """A run as the command line prints it; plain JSON values, also of a run that goes on or was killed.
 
     Times are seconds, accuracies percent, `created` Unix time; what isn't known (yet) is None, a figure that
     was not finite too. A resumed run sums the times of its parts; a part that was killed counts its epochs.
+
+    Args:
+        with_machine: `machine` is None without it: of a long run there are many samples to read.
 
     Raises:
         StoreError: there is no such run.
@@ -99,7 +102,7 @@ def summarise(store: Store, run_id: str) -> dict[str, Any]:
         "is_warm": ended["is_warm"] if ended and "is_warm" in ended else None,
         "cache": _cache(events),
         "step_times": _step_times(events),
-        "machine": summary_of([(event.at, event.payload) for event in store.events(run_id, kinds=("MachineSampled",))]),
+        "machine": _machine(store, run_id) if with_machine else None,
         "forecast": _last(events, "ForecastMade"),
         "probe": _last(events, "ProbeMeasured"),
         "programs": [event.payload for event in events if event.kind == "ProgramCompiled"],
@@ -186,6 +189,10 @@ def export_csv(store: Store, run_id: str) -> str:
 
 def _last(events: list[StoredEvent], kind: str) -> dict[str, Any] | None:
     return next((event.payload for event in reversed(events) if event.kind == kind), None)
+
+
+def _machine(store: Store, run_id: str) -> dict[str, Any] | None:
+    return summary_of([(event.at, event.payload) for event in store.events(run_id, kinds=("MachineSampled",))])
 
 
 def _epochs(events: list[StoredEvent]) -> list[dict[str, Any]]:
