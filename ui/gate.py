@@ -1,47 +1,71 @@
 """Who may come in: an ASGI middleware in front of every path, uploads, media and the websocket.
 
 Without a token only a browser on this machine gets in: the server must listen on loopback and be addressed by a
-loopback name. In every other case a token is needed; where none was set, one is made and printed once.
+loopback name, past no proxy. In every other case a token is needed; where none was set, one is made and printed once.
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import hmac
 import os
 import secrets
-import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from core.serve.knock import INSTANCE_HEADER, INSTANCE_VARIABLE, TOKEN_VARIABLE
+from core.store import default_home
+from ui import login_page
+from ui.guesses import Guesses
+from ui.sessions import Sessions
+
+Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Headers = list[tuple[bytes, bytes]]
 
-TOKEN_VARIABLE = "FINETUNE_TOKEN"
-COOKIE = "finetune_gate"
-COOKIE_AGE_S = 30 * 24 * 3600
-WRONG_TOKEN_DELAY_S = 0.5
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+MAX_BODY_BYTES = 16 * 2**20
+"""Of one request; whole files come in slices."""
+MAX_FORM_BYTES = 4096
+SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+CLOSED_PATHS = ("/_stcore/upload_file", "/_stcore/metrics", "/_stcore/agent", "/auth/", "/oauth2callback")
+"""What Streamlit serves and the app has no use for: uploads in memory, figures about itself, a way in for programs, and
+logins at others."""
+_PROXY_HEADERS = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via", b"cf-connecting-ip")
+_SAFETY: Headers = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"same-origin"),
+    (b"content-security-policy", b"frame-ancestors 'self'"),
+    (b"x-robots-tag", b"noindex"),
+]
+_HANG_UP = [(b"connection", b"close")]
+"""Else the server would read, and throw away, what is still sent of a body that nobody wants."""
+_HTML = [(b"content-type", b"text/html; charset=utf-8"), (b"cache-control", b"no-store")]
 
 
 class Gate:
-    """Let nobody pass without the token, where one is needed.
+    """Let nobody pass without the token, where one is needed; nor a request that another site's page makes.
 
     Args:
         app: the app behind the gate.
         token: the token; by default the environment's `FINETUNE_TOKEN`.
         address: the address the server listens on; by default Streamlit's `server.address`.
+        home: where sessions are remembered; the store's home by default.
     """
 
-    def __init__(self, app: App, token: str | None = None, address: str | None = None) -> None:
+    def __init__(
+        self, app: App, token: str | None = None, address: str | None = None, home: Path | None = None
+    ) -> None:
         self.app = app
         self._token = (os.environ.get(TOKEN_VARIABLE, "") if token is None else token).strip()
-        self._address = address
+        self._address, self._home = address, home
+        self._instance = os.environ.get(INSTANCE_VARIABLE, "").encode()
+        self._guesses = Guesses()
+        self._sessions: Sessions | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -49,34 +73,166 @@ class Gate:
                 self._make_token()
             await self.app(scope, receive, send)
             return
+        if _is_cross_site(scope):
+            await self._refuse(scope, receive, send, 403, b"This request came from another site's page.\n")
+            return
         if not self._token:
             if self._listening_address() in LOOPBACK and _is_local(scope):
-                await self.app(scope, receive, send)
+                await self._pass(scope, receive, send)
                 return
             self._make_token()
-        query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
-        given = dict(query).get("token") if scope.get("method") == "GET" else None
-        if self._has_cookie(scope):
-            if given is not None:
-                await self._redirect(scope, send, query, cookie=False)
-                return
-            await self.app(scope, receive, send)
+        number = self.sessions.find(_headers(scope, b"cookie"))
+        if scope["type"] == "http" and await self._is_about_access(scope, receive, send, number):
             return
+        if not number:
+            await self._refuse(scope, receive, send, 401, login_page.login_page())
+            return
+        await self._pass(scope, receive, send, number)
+
+    @property
+    def sessions(self) -> Sessions:
+        """The sessions that were opened with the token."""
+        if self._sessions is None:
+            self._sessions = Sessions(self._home or default_home(), self._token)
+        return self._sessions
+
+    # What the gate answers itself
+
+    async def _is_about_access(self, scope: Scope, receive: Receive, send: Send, number: str) -> bool:
+        """Answer a request that brings a token or ends a session."""
+        path, method = scope["path"], scope["method"]
+        query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
+        tokens = [value for name, value in query if name == "token"]
+        if path == "/logout" and number:
+            cookie = self.sessions.end(number, is_https=_is_https(scope))
+            await self._answer(send, 200, [*_HTML, (b"set-cookie", cookie.encode())], login_page.logged_out())
+        elif path == "/login" and method == "POST":
+            form = parse_qsl((await _form(receive)).decode("latin-1"), keep_blank_values=True)
+            await self._try(scope, send, dict(form).get("token", ""), "/", [])
+        elif tokens and method == "GET":
+            rest = [(name, value) for name, value in query if name != "token"]
+            if number:
+                await self._redirect(send, path, rest)
+            else:
+                await self._try(scope, send, tokens[-1], path, rest)
+        else:
+            return False
+        return True
+
+    async def _try(self, scope: Scope, send: Send, given: str, path: str, query: list[tuple[str, str]]) -> None:
+        """Open a session where the token is right."""
+        client = _client(scope)
+        wait_s = self._guesses.wait_s(client)
+        if wait_s > 0:
+            headers = [*_HTML, (b"retry-after", str(int(wait_s) + 1).encode())]
+            await self._answer(send, 429, headers, login_page.wait(wait_s))
+        elif hmac.compare_digest(given.strip().encode(), self._token.encode()):
+            self._guesses.note_right(client)
+            cookie = self.sessions.open(is_https=_is_https(scope))
+            await self._redirect(send, path, query, (b"set-cookie", cookie.encode()))
+        else:
+            self._guesses.note_wrong(client)
+            await self._answer(send, 401, _HTML, login_page.wrong_token())
+
+    async def _redirect(
+        self, send: Send, path: str, query: list[tuple[str, str]], *headers: tuple[bytes, bytes]
+    ) -> None:
+        # a path of two slashes would be read as another host
+        clean = "/" + quote(path).lstrip("/\\")
+        rest = urlencode(query)
+        location = f"{clean}?{rest}" if rest else clean
+        await self._answer(
+            send, 303, [(b"location", location.encode()), (b"cache-control", b"no-store"), *headers], b""
+        )
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, status: int, body: bytes) -> None:
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
-        if given is not None:
-            if hmac.compare_digest(given.encode(), self._token.encode()):
-                await self._redirect(scope, send, query, cookie=True)
-                return
-            await asyncio.sleep(WRONG_TOKEN_DELAY_S)
-        await _answer(
-            send,
-            401,
-            [(b"content-type", b"text/plain; charset=utf-8")],
-            b"This dashboard needs its token. Open the address that it printed at its start, with ?token= in it.\n",
+        await self._answer(send, status, [*_HTML, *(_HANG_UP if _has_body(scope) else ())], body)
+
+    async def _answer(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
+        instance = [(INSTANCE_HEADER.encode(), self._instance)] if self._instance else []
+        length = (b"content-length", str(len(body)).encode())
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [*headers, *_SAFETY, *instance, length]}
         )
+        await send({"type": "http.response.body", "body": body})
+
+    # What goes on to the app
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send, number: str = "") -> None:
+        if scope["type"] == "websocket":
+            await self._pass_socket(scope, receive, send, number)
+        elif scope["type"] != "http" or scope["path"].startswith(CLOSED_PATHS):
+            await self._refuse(scope, receive, send, 404, b"")
+        else:
+            await self._pass_request(scope, receive, send)
+
+    async def _pass_socket(self, scope: Scope, receive: Receive, send: Send, number: str) -> None:
+        """A socket lasts until its session is ended."""
+        is_closed = False
+
+        async def close() -> None:
+            nonlocal is_closed
+            if not is_closed:
+                is_closed = True
+                await send({"type": "websocket.close", "code": 1008})
+
+        async def heed_receive() -> Message:
+            message = await receive()
+            if self._holds(number):
+                return message
+            await close()
+            return {"type": "websocket.disconnect", "code": 1008}
+
+        async def heed_send(message: Message) -> None:
+            await (send(message) if self._holds(number) else close())
+
+        await self.app(scope, heed_receive, heed_send)
+
+    def _holds(self, number: str) -> bool:
+        """Whether the session that a socket was opened in goes on; without a token there is none."""
+        return not number or self.sessions.is_open(number)
+
+    async def _pass_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request whose body is no longer than it may be, whatever it says of its length."""
+        count, is_answered, is_too_long, is_whole = 0, False, False, not _has_body(scope)
+        claimed = "".join(_headers(scope, b"content-length")) or "0"
+        if not claimed.isdecimal() or int(claimed) > MAX_BODY_BYTES:
+            await self._answer(send, 413, [*_HTML, *_HANG_UP], b"")
+            return
+
+        async def counted() -> Message:
+            nonlocal count, is_too_long, is_whole
+            message = await receive()
+            count += len(message.get("body", b""))
+            is_whole = is_whole or not message.get("more_body")
+            if count <= MAX_BODY_BYTES:
+                return message
+            is_too_long = True
+            return {"type": "http.disconnect"}
+
+        async def safe_send(message: Message) -> None:
+            nonlocal is_answered
+            if is_too_long and not is_answered:
+                return
+            if message["type"] == "http.response.start":
+                is_answered = True
+                known = {name.lower() for name, _ in message.get("headers", [])}
+                added = [header for header in _SAFETY if header[0] not in known]
+                message = {**message, "headers": [*message.get("headers", []), *added, *(() if is_whole else _HANG_UP)]}
+            await send(message)
+
+        try:
+            await self.app(scope, counted, safe_send)
+        except Exception:
+            # the app sees a client that went away
+            if not is_too_long:
+                raise
+        if is_too_long and not is_answered:
+            await self._answer(send, 413, [*_HTML, *_HANG_UP], b"")
 
     def _listening_address(self) -> str:
         if self._address is None:
@@ -88,54 +244,52 @@ class Gate:
     def _make_token(self) -> None:
         from streamlit import config
 
-        self._token = secrets.token_urlsafe(24)
+        self._token, self._sessions = secrets.token_urlsafe(24), None
         host = "localhost" if self._listening_address() in LOOPBACK | {"0.0.0.0", "::"} else self._listening_address()
         port = config.get_option("server.port")
         print(f"Open the dashboard with its token: http://{host}:{port}/?token={self._token}", flush=True)
-
-    def _sign(self, expires: str) -> str:
-        return hmac.new(self._token.encode(), f"{COOKIE}.{expires}".encode(), hashlib.sha256).hexdigest()
-
-    def _has_cookie(self, scope: Scope) -> bool:
-        for raw in _headers(scope, b"cookie"):
-            try:
-                morsel = SimpleCookie(raw).get(COOKIE)
-            except CookieError:
-                continue
-            if morsel is None:
-                continue
-            expires, _, signature = morsel.value.partition(".")
-            is_signed = hmac.compare_digest(signature.encode(), self._sign(expires).encode())
-            if is_signed and expires.isdecimal() and int(expires) > time.time():
-                return True
-        return False
-
-    async def _redirect(self, scope: Scope, send: Send, query: list[tuple[str, str]], *, cookie: bool) -> None:
-        # a path of two slashes would be read as another host
-        path = "/" + quote(scope["path"]).lstrip("/")
-        rest = urlencode([(name, value) for name, value in query if name != "token"])
-        headers = [
-            (b"location", (f"{path}?{rest}" if rest else path).encode()),
-            (b"cache-control", b"no-store"),
-            (b"referrer-policy", b"no-referrer"),
-        ]
-        if cookie:
-            expires = str(int(time.time()) + COOKIE_AGE_S)
-            value = f"{COOKIE}={expires}.{self._sign(expires)}; Path=/; Max-Age={COOKIE_AGE_S}; HttpOnly; SameSite=Lax"
-            if "https" in (*_headers(scope, b"x-forwarded-proto"), scope.get("scheme")):
-                value += "; Secure"
-            headers.append((b"set-cookie", value.encode()))
-        await _answer(send, 303, headers, b"")
 
 
 def _headers(scope: Scope, name: bytes) -> list[str]:
     return [value.decode("latin-1") for key, value in scope.get("headers", []) if key.lower() == name]
 
 
+def _has_body(scope: Scope) -> bool:
+    lengths = _headers(scope, b"content-length")
+    return bool(_headers(scope, b"transfer-encoding")) or any(length != "0" for length in lengths)
+
+
+def _is_cross_site(scope: Scope) -> bool:
+    """Whether a page of another site makes this request, and it could do something.
+
+    Browsers name the page's origin with every websocket and every request that isn't safe; what names none comes from
+    no page. Without this check any page that a person visits could command a dashboard on the person's own machine.
+    """
+    is_socket = scope["type"] == "websocket"
+    if scope["type"] == "http" and scope["method"] in SAFE_METHODS and scope["path"] != "/logout":
+        return False
+    if not is_socket and _headers(scope, b"sec-fetch-site")[:1] == ["cross-site"]:
+        return True
+    hosts = {host.lower() for host in _headers(scope, b"host")}
+    return any(
+        urlsplit(origin.lower()).netloc not in hosts and not _is_allowed(origin)
+        for origin in _headers(scope, b"origin")
+    )
+
+
+def _is_allowed(origin: str) -> bool:
+    """Whether Streamlit's option server.corsAllowedOrigins names it, for proxies that write another Host."""
+    from streamlit import config
+
+    return origin in config.get_option("server.corsAllowedOrigins")
+
+
 def _is_local(scope: Scope) -> bool:
-    """Whether the request reached a loopback socket under a loopback name."""
+    """Whether the request reached a loopback socket under a loopback name, and no proxy says that it was in between."""
     server = scope.get("server")
     if server is not None and server[0] not in LOOPBACK:
+        return False
+    if any(_headers(scope, name) for name in _PROXY_HEADERS):
         return False
     hosts = _headers(scope, b"host")
     return bool(hosts) and all(_host_name(host) in LOOPBACK for host in hosts)
@@ -147,7 +301,25 @@ def _host_name(host: str) -> str:
     return host.rpartition(":")[0] if ":" in host else host
 
 
-async def _answer(send: Send, status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> None:
-    headers = [*headers, (b"content-length", str(len(body)).encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _is_https(scope: Scope) -> bool:
+    return "https" in (*_headers(scope, b"x-forwarded-proto"), scope.get("scheme"))
+
+
+def _client(scope: Scope) -> str:
+    """The client's address: as the last proxy tells it where that one runs on this machine, as a tunnel does."""
+    address = str((scope.get("client") or ("",))[0])
+    if address in LOOPBACK:
+        forwarded = ",".join(_headers(scope, b"x-forwarded-for")).split(",")
+        # who is further left was named by the client itself, who may say anything
+        return forwarded[-1].strip() or address
+    return address
+
+
+async def _form(receive: Receive) -> bytes:
+    body = b""
+    while len(body) <= MAX_FORM_BYTES:
+        message = await receive()
+        body += message.get("body", b"")
+        if message["type"] != "http.request" or not message.get("more_body"):
+            break
+    return body[:MAX_FORM_BYTES]
