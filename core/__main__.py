@@ -6,26 +6,23 @@ Exit status: 0 done; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C after 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import json
 import os
 import sys
-import types
-import typing
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from core.config import PRESETS, DeviceKind, RunConfig, make_config
-from core.errors import AppError, ConfigError
+from core.config import RunConfig, make_config
+from core.errors import AppError, ConfigError, GivenUpError, StoreWriteError
+from core.options import parser
 
 _BAD_INPUT = ("ConfigError", "DataError", "ModelError", "DeviceError")
-
-
-class _Parser(argparse.ArgumentParser):
-    """Argparse with our one-line errors."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message[:1].upper()}{message[1:]}.", fix=f"See {self.prog} --help.")
+_TRAIN = ("train", "resume", "compare", "find-lr")
+_LOOK = ("runs", "run", "groups", "export", "predict", "control", "queue", "forecast")
+"""Commands that a backup goes with: the runs of the first are backed up, both find what is restored."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -35,12 +32,13 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        arguments = _parser().parse_args(argv)
-        status: int = arguments.run(arguments)
+        arguments = parser().parse_args(argv)
+        with _backed_up(arguments):
+            status = _COMMANDS[arguments.command](arguments)
         return status
     except AppError as error:
         print(error, file=sys.stderr)
-        return 2
+        return 1 if isinstance(error, GivenUpError) else 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -48,136 +46,10 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="python -m core", description="Fine-tune an image classifier on the machine at hand.")
-    parser.add_argument("--home", type=Path, help="folder of runs and caches (default: $FINETUNE_HOME, else ./runs)")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND", parser_class=_Parser)
-
-    def command(name: str, run: Any, help_text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help_text, description=help_text)
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
-        sub.add_argument("--home", type=Path, default=argparse.SUPPRESS, help=argparse.SUPPRESS)
-        sub.set_defaults(run=run)
-        return sub
-
-    train = command("train", _train, "Train a run and print its figures.")
-    train.add_argument("--name", default="", help="the run's name")
-    train.add_argument("--print-config", action="store_true", help="print the config and run nothing")
-    _add_config_options(train)
-    compare = command("compare", _compare, "Run configs against each other, or gather past runs, and compare them.")
-    compare.add_argument("--name", default="", help="the group's name")
-    _add_compare_options(compare)
-    _add_config_options(compare)
-    command("groups", _groups, "List the run groups, newest first.")
-    forecast = command("forecast", _forecast, "Say how long a run would take.")
-    forecast.add_argument("--probe", action="store_true", help="time a few steps of it first")
-    _add_config_options(forecast)
-    scan = command("scan", _scan, "Read a data set and say what is in it.")
-    scan.add_argument("spec", help="a folder, an archive or its URL, or a named set, see --help of train")
-    scan.add_argument("--files", action="store_true", help="list every image with its label and split")
-    scan.add_argument("--seed", type=int, default=0, help="seed of the split")
-    scan.add_argument("--val-percent", type=int, default=20, help="validation share where the data bring none")
-    scan.add_argument(
-        "--val-duplicates", choices=["keep", "drop"], default="keep", help="validation images that are also in training"
-    )
-    scan.add_argument("--rescan", action="store_true", help="decode again what is remembered from an earlier scan")
-    show = command("show", _show, "Write an image as the loader reads it.")
-    show.add_argument("spec", help="the data set")
-    show.add_argument("file", help="the image, relative to the data set's root")
-    show.add_argument("--out", type=Path, required=True, help="the PNG to write")
-    command("devices", _devices, "List the devices and why one is not available.")
-    models = command("models", _models, "List the models.")
-    models.add_argument("--search", default="", help="a part of the name")
-    sweep = command("sweep-models", _sweep_models, "Train two steps of a small model of each family and compare.")
-    sweep.add_argument("--device", required=True, choices=["cpu", "cuda", "mps", "xla"], help="compared with the CPU")
-    sweep.add_argument("--search", default="", help="a part of the family's name, as timm/resnet")
-    sweep.add_argument("--out", type=Path, help="a Markdown file for the table; a .json is put beside it")
-    sweep.add_argument("--resume", action="store_true", help="go on where the .json beside --out ends")
-    sweep.add_argument("--limit-s", type=float, default=600.0, help="seconds that a family may take")
-    command("runs", _runs, "List all runs, newest first.")
-    run = command("run", _run, "Print one run.")
-    run.add_argument("run_id")
-    control = command("control", _control, "Change, pause, resume or stop a run that goes on.")
-    control.add_argument("run_id")
-    control.add_argument("--lr", type=float, help="the learning rate of the next step; the schedule goes on from it")
-    control.add_argument("--lr-factor", type=float, help="what multiplies the schedule's learning rates")
-    control.add_argument("--weight-decay", type=float)
-    control.add_argument("--epochs", type=int, help="how many in all")
-    control.add_argument("--patience", type=int, help="epochs without a better one, 0: no end")
-    control.add_argument("--log-every", type=int, help="steps between two logged figures")
-    asked = control.add_mutually_exclusive_group()
-    for name, words in (("pause", "stand still"), ("resume", "go on"), ("stop", "save and end")):
-        asked.add_argument(f"--{name}", action="store_const", dest="ask", const=name, help=words)
-    predict = command("predict", _predict, "Say what a run's best checkpoint sees in pictures.")
-    predict.add_argument("run_id")
-    predict.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    predict.add_argument("--device", default="auto", choices=list(typing.get_args(DeviceKind)), help="where it runs")
-    predict.add_argument("--top", type=int, default=5, help="classes to name for each picture")
-    export = command("export", _export, "Write a run's or a group's figures.")
-    export.add_argument("run_id", metavar="RUN_OR_GROUP_ID")
-    export.add_argument("--to", choices=["csv", "json", "parquet", "html", "markdown"], default="csv")
-    export.add_argument("--table", choices=["epochs", "steps", "phases"], default="", help="for csv and parquet")
-    export.add_argument("--out", type=Path, help="the file to write; without one it goes to standard output")
-    return parser
-
-
-def _add_config_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--preset", choices=list(PRESETS), default="default", help="where the options start from")
-    for name, field in RunConfig.model_fields.items():
-        kind, choices = _option_type(field.annotation)
-        parser.add_argument(
-            f"--{name.replace('_', '-')}",
-            type=kind,
-            choices=choices,
-            default=argparse.SUPPRESS,
-            metavar=None if choices else kind.__name__.upper(),
-            help=(field.description or "").replace("%", "%%"),
-        )
-
-
-def _add_compare_options(parser: argparse.ArgumentParser) -> None:
-    """What compare takes besides the options of train."""
-    parser.add_argument(
-        "--vary",
-        action="append",
-        default=[],
-        metavar="OPTION=A,B",
-        help="an option and the values to compare; repeatable",
-    )
-    parser.add_argument("--devices", default="", metavar="A,B", help="the same as --vary device=A,B")
-    parser.add_argument("--repeats", type=int, default=5, help="of each config; 5 are advised")
-    parser.add_argument(
-        "--start",
-        choices=["cold", "warm", "both"],
-        default="warm",
-        help="cold: each repeat in a new process with caches made anew; warm: all in this process, after a warm-up run",
-    )
-    parser.add_argument("--order-seed", type=int, default=0, help="fixes the order, which is drawn anew in each round")
-    parser.add_argument(
-        "--runs", nargs="+", default=[], metavar="RUN_ID", help="compare these past runs, and run nothing"
-    )
-    parser.add_argument("--group", default="", metavar="GROUP_ID", help="compare this group, and run nothing")
-    parser.add_argument(
-        "--measure",
-        default="total_s",
-        help="what is compared: total_s, epoch_s, step_s, images_per_s, time_to_accuracy_s or a phase, as compile_s",
-    )
-    parser.add_argument("--accuracy", type=float, help="validation top-1 in percent, for time_to_accuracy_s")
-    parser.add_argument("--baseline", help="the label that the others are compared with; the fastest by default")
-
-
-def _config_of(arguments: argparse.Namespace) -> RunConfig:
+def _config_of(arguments: argparse.Namespace, start: RunConfig | None = None) -> RunConfig:
+    """What the options come to, from the preset or from another run's config."""
     changes = {name: getattr(arguments, name) for name in RunConfig.model_fields if hasattr(arguments, name)}
-    return make_config(arguments.preset, **changes)
-
-
-def _option_type(annotation: Any) -> tuple[type, list[str] | None]:
-    if typing.get_origin(annotation) is typing.Literal:
-        return str, list(typing.get_args(annotation))
-    if isinstance(annotation, types.UnionType):
-        return next(part for part in typing.get_args(annotation) if part is not type(None)), None
-    assert isinstance(annotation, type)
-    return annotation, None
+    return make_config(arguments.preset, **{**(start.model_dump() if start else {}), **changes})
 
 
 def _home(arguments: argparse.Namespace) -> Path:
@@ -186,11 +58,36 @@ def _home(arguments: argparse.Namespace) -> Path:
     return arguments.home or default_home()
 
 
+def _backed_up(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """What a backup folder needs to have done before and while the command goes on."""
+    named = arguments.backup or os.environ.get("FINETUNE_BACKUP", "").strip()
+    is_run = not getattr(arguments, "print_config", False) and not getattr(arguments, "plan", False)
+    needs_runs = is_run or arguments.command == "resume" or arguments.again
+    if not named or arguments.command not in (*_TRAIN, *_LOOK) or not needs_runs:
+        return contextlib.nullcontext()
+    from core.backup.command import backed_up
+
+    return backed_up(_home(arguments), Path(named), is_kept=arguments.command in _TRAIN and is_run)
+
+
+def _backup(arguments: argparse.Namespace) -> int:
+    from core.backup.command import backup_command, verify_command
+
+    if arguments.verify:
+        told, lines = verify_command(arguments.folder.expanduser())
+        _print(arguments, told, lines)
+        return 0 if told["is_whole"] else 1
+    _print(arguments, *backup_command(_home(arguments), arguments.folder.expanduser()))
+    return 0
+
+
 def _store(arguments: argparse.Namespace) -> Any:
     from core.store import Store
 
     store = Store(_home(arguments))
-    store.recover()
+    # while it can't be written it can be looked at
+    with contextlib.suppress(StoreWriteError):
+        store.recover()
     return store
 
 
@@ -201,32 +98,89 @@ def _print(arguments: argparse.Namespace, value: dict[str, Any], lines: list[str
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    config = _config_of(arguments)
+    origin = _origin(arguments)
+    config = _config_of(arguments, origin.config if origin else None)
     if arguments.print_config:
         print(config.model_dump_json() if arguments.json else config.model_dump_json(indent=1))
         return 0
-    from core.analysis.summary import summarise
+    from core.models.from_run import run_of
+    from core.script import script_of
+
+    _check(arguments, config)
+    store = _store(arguments)
+    run_id = store.create_run(
+        config,
+        name=arguments.name,
+        own=True,
+        script=script_of(store, arguments.again) if arguments.follow_changes else [],
+        forked_from=arguments.again or run_of(config.weights),
+    )
+    return _train_here(arguments, store, run_id, config.epochs)
+
+
+def _check(arguments: argparse.Namespace, config: RunConfig) -> None:
+    """Refuse what can be seen to be wrong before a run is queued.
+
+    Raises:
+        AppError: it is.
+    """
     from core.data.sources import locate
     from core.devices import check_precision, count_sharing, resolve_kind
-    from core.interrupt import stop_on_interrupt
+    from core.devices.ranks import count_processes
     from core.models.catalogue import resolve
-    from core.progress import ProgressBar
+    from core.models.from_run import check_weights
     from core.setup import check_batch
-    from core.worker import train_queued
 
     kind = resolve_kind(config.device)
     check_precision(kind, config.precision)
-    check_batch(config, count_sharing(kind, config.num_devices))
+    count = count_processes(kind, config.num_devices)
+    check_batch(config, count_sharing(kind, config.num_devices), count)
     resolve(config.model)
+    check_weights(config.weights, _home(arguments).expanduser() / "runs", config.model)
     locate(config.data)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from core.serve.command import serve_command
+
+    return serve_command(arguments, _home(arguments))
+
+
+def _find_lr(arguments: argparse.Namespace) -> int:
+    from core.lr_curve import lines_of, told_of
+    from core.lr_finder import WORK
+
+    config = _config_of(arguments)
+    _check(arguments, config)
     store = _store(arguments)
-    run_id = store.create_run(config, name=arguments.name, own=True)
+    run_id = store.create_run(config, own=True, purpose="probe", work=WORK)
+    return _train_here(arguments, store, run_id, 1, lambda summary: (told_of(summary), lines_of(summary)))
+
+
+def _train_here(
+    arguments: argparse.Namespace,
+    store: Any,
+    run_id: str,
+    epochs: int,
+    told: Callable[[dict[str, Any]], tuple[dict[str, Any], list[str]]] | None = None,
+) -> int:
+    """Train a run that is queued for this process, and print what it came to.
+
+    Args:
+        told: the JSON object and the lines to print, from the run's summary; as `run` prints it where None.
+    """
+    from core.analysis.summary import summarise
+    from core.interrupt import stop_on_interrupt
+    from core.progress import ProgressBar
+    from core.worker import train_queued
+
     try:
-        with stop_on_interrupt() as is_interrupted, ProgressBar(config.epochs) as bar:
+        with stop_on_interrupt() as is_interrupted, ProgressBar(epochs) as bar:
             state = train_queued(store, run_id, on_event=bar.follow, should_stop=is_interrupted)
         if state is None:
             store.request(run_id, "stop")
-            raise ConfigError(f"Another run holds device {kind}.", fix="Wait for it, or stop it.")
+            device = store.get_run(run_id).config.device
+            raise ConfigError(f"Another run holds device {device}.", fix="Wait for it, or stop it.")
         summary = summarise(store, run_id)
     finally:
         store.close()
@@ -234,10 +188,50 @@ def _train(arguments: argparse.Namespace) -> int:
         print(f"{summary['reason']} {summary['fix']}", file=sys.stderr)
         if summary["error"] in _BAD_INPUT:
             return 2
-    _print(arguments, summary, _run_lines(summary))
+    if state == "paused":
+        print(f"Saved, and the device is free. It goes on with: python -m core resume {run_id}", file=sys.stderr)
+    _print(arguments, *(told(summary) if told else (summary, _run_lines(summary))))
     if is_interrupted():
         return 130
     return 1 if state == "failed" else 0
+
+
+def _resume(arguments: argparse.Namespace) -> int:
+    from core.control import CHANGEABLE
+    from core.resume import plan_resume, resume
+
+    given = {what: getattr(arguments, what) for what in CHANGEABLE}
+    changes = {what: value for what, value in given.items() if value is not None}
+    store = _store(arguments)
+    plan = plan_resume(
+        store, arguments.run_id, changes=changes, device=arguments.device, follow=not arguments.leave_out_changes
+    )
+    print("\n".join(plan.rules), file=sys.stderr)
+    if arguments.plan:
+        rules = {"run_id": plan.run_id, "step": plan.step, "epoch": plan.epoch, "rules": plan.rules}
+        _print(arguments, rules, [])
+        return 0
+    resume(store, plan, own=True)
+    return _train_here(arguments, store, plan.run_id, plan.epochs)
+
+
+def _origin(arguments: argparse.Namespace) -> Any:
+    """The record of the run that is run again; None where a new one is asked for.
+
+    Raises:
+        AppError: there is no such run, or the options clash.
+    """
+    if not arguments.again:
+        if arguments.follow_changes:
+            raise ConfigError("--follow-changes needs a run to follow.", fix="Give --again RUN_ID.")
+        return None
+    if arguments.preset != "default":
+        raise ConfigError("--again and --preset clash: both say where the options start from.", fix="Give one.")
+    store = _store(arguments)
+    try:
+        return store.get_run(arguments.again)
+    finally:
+        store.close()
 
 
 def _run_lines(summary: dict[str, Any]) -> list[str]:
@@ -315,6 +309,14 @@ def _devices(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _doctor(arguments: argparse.Namespace) -> int:
+    from core.doctor import examine
+
+    report = examine(_home(arguments).expanduser().resolve())
+    _print(arguments, report.told(), report.lines)
+    return 0 if report.ok else 1
+
+
 def _device_line(device: dict[str, Any]) -> str:
     if not device["available"]:
         return f"{device['name']}  not available: {device['reason']}"
@@ -377,9 +379,18 @@ def _control(arguments: argparse.Namespace) -> int:
     from core.control_command import control_command
 
     wishes = [Wish(what, getattr(arguments, what)) for what in CHANGEABLE if getattr(arguments, what) is not None]
-    result, lines = control_command(_store(arguments), arguments.run_id, wishes, arguments.ask)
+    result, lines = control_command(
+        _store(arguments), arguments.run_id, wishes, arguments.ask, should_free=arguments.free
+    )
     _print(arguments, result, lines)
     return 0 if result["acknowledged"] else 1
+
+
+def _queue(arguments: argparse.Namespace) -> int:
+    from core.queue_command import queue_command
+
+    _print(arguments, *queue_command(_store(arguments), arguments.run_id, arguments.to or ""))
+    return 0
 
 
 def _predict(arguments: argparse.Namespace) -> int:
@@ -436,6 +447,30 @@ def _forecast(arguments: argparse.Namespace) -> int:
 
     _print(arguments, *forecast_command(arguments, _config_of(arguments), _store(arguments)))
     return 0
+
+
+_COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "train": _train,
+    "serve": _serve,
+    "compare": _compare,
+    "find-lr": _find_lr,
+    "groups": _groups,
+    "forecast": _forecast,
+    "scan": _scan,
+    "show": _show,
+    "devices": _devices,
+    "doctor": _doctor,
+    "models": _models,
+    "sweep-models": _sweep_models,
+    "runs": _runs,
+    "run": _run,
+    "resume": _resume,
+    "control": _control,
+    "queue": _queue,
+    "backup": _backup,
+    "predict": _predict,
+    "export": _export,
+}
 
 
 if __name__ == "__main__":

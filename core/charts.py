@@ -5,6 +5,7 @@ Backgrounds are transparent and text colours open, so that a figure suits a ligh
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,8 @@ def compare_figure(runs: Sequence[tuple[str, RunSeries]], metric: str) -> go.Fig
             {
                 "type": "scatter",
                 "mode": "lines+markers" if is_by_epoch else "lines",
-                "name": name,
+                # plotly reads tags in names
+                "name": html.escape(name, quote=False),
                 "x": columns[x],
                 "y": columns[metric],
                 "line": {"color": colour, "width": 2},

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from core.errors import CheckpointError
 
-def save_checkpoint(
-    folder: Path, which: str, weights: dict[str, Tensor], about: dict[str, Any], state: dict[str, Any] | None = None
-) -> Path:
-    """Write `<which>.safetensors` and, where there is one, the state to go on from beside it.
+FULL_BYTES = 1 << 20
+"""A disk with less free space than this is called full."""
+
+
+def save_checkpoint(folder: Path, which: str, weights: dict[str, Tensor], about: dict[str, Any]) -> Path:
+    """Write `<which>.safetensors`.
 
     Args:
         folder: the run's folder; made where it is missing.
         which: best or last.
         weights: on the CPU, by name.
         about: class names, normalisation, config, epoch; kept as JSON inside the file.
-        state: tensors and numbers, on the CPU.
+
+    Raises:
+        CheckpointError: it can't be written; what was there stays.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{which}.safetensors"
     metadata = {name: json.dumps(value) for name, value in about.items()}
     # safetensors takes no two names for one memory
     whole = {name: tensor.contiguous().clone() for name, tensor in weights.items()}
-    _replace(path, lambda temporary: save_file(whole, temporary, metadata=metadata))
-    if state is not None:
-        _replace(folder / f"{which}.state.pt", lambda temporary: torch.save(state, temporary))
+    write_whole(path, lambda temporary: save_file(whole, temporary, metadata=metadata))
     return path
 
 
@@ -49,9 +53,39 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     return weights
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    write(temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Have `write` make the file, so that `path` holds all of it, on the disk itself, or what it held before.
+
+    Raises:
+        CheckpointError: it can't be written.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        _sync(temporary)
+        os.replace(temporary, path)
+        # the name too
+        _sync(path.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        # torch and safetensors don't say why a write failed
+        is_full = getattr(error, "errno", None) == errno.ENOSPC or _free_bytes(path.parent) < FULL_BYTES
+        line = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = "the disk is full" if is_full else getattr(error, "strerror", None) or line
+        raise CheckpointError(f"{path.name} can't be written: {why}.", fix="Make room in the home folder.") from error
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _free_bytes(folder: Path) -> int:
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage(folder).free
+    return FULL_BYTES

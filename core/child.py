@@ -9,19 +9,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from core.events import Phases, RunEnded
+from core.burial import LOG_NAME, LOG_TAIL, log_head, oom_kills
+from core.errors import StoreError
+from core.guard import end_overdue
 from core.store import Store
 
 POLL_S = 0.1
-LOG_TAIL = 6000
-"""Characters of the process's own output that are kept with a run that died."""
-BUSY = 3
-"""Exit status: another run holds the device."""
+BUSY, GONE = 3, 4
+"""Exit statuses: another run holds the device; the run is no longer queued."""
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,10 +42,36 @@ def train_in_child(
     """
     folder = store.run_folder(run_id)
     folder.mkdir(parents=True, exist_ok=True)
-    log = folder / "process.log"
-    started, is_asked = time.time(), False
+    log = folder / LOG_NAME
+    kills, is_asked = oom_kills(), False
+    process = _start(store, run_id, log)
+    while True:
+        try:
+            status = process.wait(POLL_S)
+            break
+        except subprocess.TimeoutExpired:
+            if should_leave():
+                return store.get_run(run_id).state
+            if should_stop():
+                record = store.get_run(run_id)
+                if not record.is_active:
+                    # it is saved; how long its process takes to end is nobody's concern
+                    return record.state
+                if not is_asked:
+                    store.request(run_id, "stop")
+                is_asked = True
+            end_overdue(store, run_id)
+    if status == BUSY:
+        return None
+    if status != GONE:
+        ran_out = status == -signal.SIGKILL and kills is not None and (oom_kills() or 0) > kills
+        store.bury(run_id, _how(status), ran_out=ran_out, log=log.read_text(errors="replace")[-LOG_TAIL:])
+    return store.get_run(run_id).state
+
+
+def _start(store: Store, run_id: str, log: Path) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "core.child", run_id, str(store.home)],
             # the working folder stays, since a data set may be named from there
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
@@ -56,51 +81,29 @@ def train_in_child(
             # an interrupt from the keyboard is for this process, which then asks that one to stop
             start_new_session=True,
         )
-    while True:
-        try:
-            status = process.wait(POLL_S)
-            break
-        except subprocess.TimeoutExpired:
-            if should_leave():
-                return store.get_run(run_id).state
-            if should_stop() and not is_asked and store.get_run(run_id).is_active:
-                is_asked = True
-                store.request(run_id, "stop")
-    if status == BUSY:
-        return None
-    if store.get_run(run_id).is_active:
-        _bury(store, run_id, status, time.time() - started, log)
-    return store.get_run(run_id).state
 
 
-def _bury(store: Store, run_id: str, status: int, seconds: float, log: Path) -> None:
-    """Say in the record of a run whose process died how it died."""
-    how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
-    epochs = [event.payload for event in store.events(run_id, kinds=("EpochEnded",))]
-    told = sum((Phases(**epoch["phases"]) for epoch in epochs), Phases())
-    ended = RunEnded(
-        "interrupted",
-        seconds,
-        told + Phases(other_s=max(0.0, seconds - told.total_s())),
-        sum(epoch["compile_count"] for epoch in epochs),
-        told.compile_s,
-        reason=f"The run's own process {how}.",
-        fix="If memory ran out, choose a smaller batch size; what the process wrote last is kept with the run.",
-        error="TrainingError",
-        traceback=log.read_text(errors="replace")[-LOG_TAIL:],
-    )
-    store.append_events(run_id, [(time.time(), ended)])
-    store.end_run(run_id, "interrupted")
+def _how(status: int) -> str:
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
 
 
 def main(run_id: str, home: str) -> int:
     """Train the run in this process; SIGTERM stops and saves it."""
-    from core.worker import train_run
+    print(log_head(os.getpid()), end="", flush=True)
+    from core.trainer import train_run
 
     def heed(pulse: Any) -> None:
         signal.signal(signal.SIGTERM, lambda *_: pulse.ask_stop())
 
-    return BUSY if train_run(Store(Path(home)), run_id, on_pulse=heed) is None else 0
+    store = Store(Path(home))
+    try:
+        return BUSY if train_run(store, run_id, on_pulse=heed) is None else 0
+    except StoreError as error:
+        # it was stopped or taken by another before this process was ready
+        if store.get_run(run_id).pid == os.getpid():
+            raise
+        print(error)
+        return GONE
 
 
 if __name__ == "__main__":

@@ -23,6 +23,11 @@ class CompileWatch:
         self._device, self._emit = device, emit
         self._count, self._seconds = device.compile_count(), device.compile_seconds()
         self._known: dict[str, Shapes] = {}
+        self._announced: list[str] = []
+
+    def announce(self, changes: list[str]) -> None:
+        """The next step of training is another one than before, for these reasons: what it compiles has a cause."""
+        self._announced = changes
 
     def look(self, phase: str, step: int, epoch: int, shapes: Shapes) -> tuple[int, float]:
         """What was compiled since the last look: programs and seconds.
@@ -33,11 +38,16 @@ class CompileWatch:
         """
         count, seconds = self._device.compile_count() - self._count, self._device.compile_seconds() - self._seconds
         before, self._known[phase] = self._known.get(phase), shapes
+        announced: list[str] = []
+        if phase == "training":
+            announced, self._announced = self._announced, []
         if not count:
             return 0, 0.0
         self._count += count
         self._seconds += seconds
-        self._emit(ProgramCompiled(phase, step, epoch, count, seconds, _cause(before, shapes)))
+        is_planned = bool(announced) and before is not None
+        cause = " and ".join(announced) if is_planned else _cause(before, shapes)
+        self._emit(ProgramCompiled(phase, step, epoch, count, seconds, cause, is_planned))
         return count, seconds
 
 

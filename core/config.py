@@ -7,13 +7,14 @@ there is no second list of options anywhere.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from core.errors import ConfigError
+from core.stages import Trainable, check_stages, parse_stages, stages_in_text
 
-Trainable = Literal["head", "last", "all"]
 DeviceKind = Literal["cpu", "cuda", "mps", "xla", "tpu", "auto"]
 OptimizerName = Literal["adam", "adamw", "sgd"]
 ScheduleName = Literal["constant", "cosine", "step", "onecycle"]
@@ -27,6 +28,8 @@ ValDuplicates = Literal["keep", "drop"]
 TorchCompile = Literal["off", "on"]
 Process = Literal["shared", "own"]
 Caches = Literal["use", "anew"]
+AUTO = "auto"
+"""What a batch size of 0 is called: it is found before the run."""
 
 
 class RunConfig(BaseModel):
@@ -51,12 +54,20 @@ class RunConfig(BaseModel):
         "default",
         min_length=1,
         title="Weights",
-        description="default (pretrained), none (random start), or a weight file.",
+        description="default (pretrained), none (random start), a weight file, or run:RUN_ID, the best weights of a "
+        "run of this model; its last ones with :last behind.",
     )
     trainable: Trainable = Field(
         "all",
         title="What is trained",
         description="head: the new classifier only; last: also the last stages; all: every layer.",
+    )
+    trainable_from: str = Field(
+        "",
+        max_length=200,
+        title="Trained from epoch",
+        description="What is trained from later epochs on, as 2:last,4:all; the first epochs train what is chosen "
+        "above (--trainable). Empty: the same in all epochs.",
     )
     device: DeviceKind = Field(
         "auto",
@@ -88,13 +99,28 @@ class RunConfig(BaseModel):
         description="GPUs, or processes on the CPU, that share each batch; 0: all GPUs. A TPU uses all its chips.",
     )
     epochs: int = Field(5, ge=1, le=10_000, title="Epochs", description="Passes over the training images.")
-    batch_size: int = Field(32, ge=1, le=8192, title="Batch size", description="Images in a step, over all devices.")
+    batch_size: int = Field(
+        32,
+        ge=0,
+        le=8192,
+        title="Batch size",
+        description="Images in a step, over all devices; auto (0): the largest that fits, found before the run. The "
+        "learning rate is not changed with it.",
+    )
     image_size: int | None = Field(
         None,
         ge=16,
         le=1024,
         title="Image size",
         description="Side of the square picture in pixels; empty: the model's own.",
+    )
+    first_image_size: int | None = Field(
+        None,
+        ge=16,
+        le=1024,
+        title="First image size",
+        description="Side of the training images in the first epoch, in pixels: it grows to the image size, which the "
+        "last third of the epochs have. Empty: one size in all epochs. Validation always has the full size.",
     )
     augmentation: Augmentation = Field(
         "flip",
@@ -186,6 +212,14 @@ class RunConfig(BaseModel):
         title="Weight decay",
         description="Decoupled in AdamW, added to the gradient in Adam and SGD.",
     )
+    layer_decay: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        title="Layer decay",
+        description="Each layer learns at this share of the learning rate of the layer above it, the head at the full "
+        "one; 1: all alike.",
+    )
     schedule: ScheduleName = Field(
         "cosine", title="Schedule", description="How the learning rate goes on after the warm-up."
     )
@@ -273,6 +307,14 @@ class RunConfig(BaseModel):
         title="Patience",
         description="Epochs without a better validation top-1 after which the run ends; 0: it trains all its epochs.",
     )
+    checkpoint_min: float = Field(
+        10.0,
+        ge=0,
+        le=100_000,
+        title="Checkpoint every (minutes)",
+        description="In a long epoch all that is needed to go on is saved so often, at a logged step; 0: after epochs "
+        "alone.",
+    )
     time_limit_min: float = Field(
         0.0,
         ge=0,
@@ -293,6 +335,16 @@ class RunConfig(BaseModel):
         "run alone, and take no kept programs.",
     )
 
+    @field_validator("batch_size", mode="before")
+    @classmethod
+    def _auto_is_0(cls, value: Any) -> Any:
+        return 0 if value == AUTO else value
+
+    @field_validator("trainable_from")
+    @classmethod
+    def _one_spelling(cls, text: str) -> str:
+        return stages_in_text(parse_stages(text))
+
     @model_validator(mode="after")
     def _parts_agree(self) -> RunConfig:
         if self.warmup_epochs >= self.epochs and self.warmup_epochs > 0:
@@ -301,6 +353,9 @@ class RunConfig(BaseModel):
             raise ValueError(f"precision fp16 does not work on {self.device}: choose bf16 or fp32")
         if self.batch_size % self.accumulate:
             raise ValueError(f"batch_size {self.batch_size} can't be cut into {self.accumulate} equal parts")
+        check_stages(self.trainable, parse_stages(self.trainable_from), self.epochs)
+        if self.first_image_size and self.image_size and self.first_image_size >= self.image_size:
+            raise ValueError(f"first_image_size {self.first_image_size} is not below image_size {self.image_size}")
         return self
 
 
@@ -363,15 +418,27 @@ def field_errors(values: dict[str, Any]) -> dict[str, str]:
     return {}
 
 
-def as_command(config: RunConfig) -> str:
-    """The command line that trains the same run."""
-    default = RunConfig()
-    words = ["python", "-m", "core", "train"]
+def as_command(config: RunConfig, *, start: RunConfig | None = None, words: Sequence[str] = ()) -> str:
+    """The command line that trains the same run.
+
+    Args:
+        start: from which its options start, where not from the defaults.
+        words: options that come first.
+    """
+    start = start or RunConfig()
+    line = ["python", "-m", "core", "train", *words]
     for name in RunConfig.model_fields:
         value = getattr(config, name)
-        if value != getattr(default, name):
-            words += [f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value)]
-    return shlex.join(words)
+        if value != getattr(start, name):
+            line += [f"--{name.replace('_', '-')}", value_in_words(name, value)]
+    return shlex.join(line)
+
+
+def value_in_words(name: str, value: Any) -> str:
+    """An option's value as the command line takes it."""
+    if name == "batch_size" and value == 0:
+        return AUTO
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _first_problem(error: ValidationError) -> tuple[str, str]:

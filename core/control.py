@@ -10,7 +10,8 @@ from core.errors import ConfigError
 
 CHANGEABLE = ("lr", "lr_factor", "weight_decay", "epochs", "patience", "log_every")
 """What can be changed: `lr_factor` multiplies the schedule; all others are options of the config."""
-MOST_LR_FACTOR = 1000.0
+MOST_LR_FACTOR = 1e12
+"""Late in a cosine even a usual rate is many thousand times the schedule's."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,12 @@ class Control(Protocol):
     """What people ask of the run, read between steps."""
 
     def should_stop(self) -> bool: ...
+
+    def is_aborted(self) -> bool:
+        """Whether it is to end without saving; `should_stop` says so too then."""
+
+    def should_free(self) -> bool:
+        """Whether a pause is to free the device: the run is saved and left, to be taken up again."""
 
     def wishes(self) -> list[Wish]:
         """The changes asked for since the last call."""

@@ -7,155 +7,209 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from itertools import count
 
 import torch
 
 from core.compiles import CompileWatch
 from core.control import Control
-from core.events import EndedEarly, EpochEnded, Event, Paused, PhaseChanged, Resumed
+from core.events import EndedEarly, EpochEnded, Event, Paused, PhaseChanged, Phases, Resumed, StageBegan
+from core.keeper import Keeper
 from core.metrics import Figures, Sums
-from core.schedule import lr_at
+from core.schedule import changes_at, lr_at
+from core.state import Position
 from core.step_log import StepLog
 from core.task import Task, evaluation_step, place_parts, shapes_of, train_step
 from core.timing import PhaseTimer
-from core.tweak import fulfil
+from core.tweak import make_changes
 
 
 def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str:
-    """Train for the config's epochs, until its patience is at an end, or until asked to stop.
+    """Train from where the task stands for the config's epochs, until its patience ends, or until asked to stop.
 
     Args:
         timer: is given all time spent here, also of an epoch that fails.
 
     Returns:
-        `finished` or `stopped`.
+        `finished` or `stopped`; `paused` where it was kept to be taken up again, and its device is to be free.
 
     Raises:
         TrainingError: the loss is not finite; the step is named.
     """
-    best, best_epoch, step = -1.0, 0, 0
-    watch = CompileWatch(task.device, emit)
-    for epoch in count(1):
-        spent, began_s = timer.phases(), timer.total_s()
-        compiles = task.device.compile_count()
-        trained, step, is_whole = train_epoch(task, epoch, step, timer, emit, control, watch)
-        if not is_whole:
-            emit(PhaseChanged("saving", epoch))
-            task.save("last", epoch - 1)
-            timer.lap("checkpoint")
-            return "stopped"
+    at, watch, keeper = task.position, CompileWatch(task.device, emit), Keeper(task, timer)
+    while at.epoch <= task.config.epochs:
+        epoch = at.epoch
+        trained, left_as = train_epoch(task, timer, emit, control, watch, keeper)
+        if left_as:
+            if left_as == "stopped" and not control.is_aborted():
+                task.save("last", epoch - 1)
+                timer.lap("checkpoint")
+            return left_as
         emit(PhaseChanged("validating", epoch))
-        val = evaluate(task, timer, watch, step=step, epoch=epoch)
+        val = evaluate(task, timer, watch, step=at.step, epoch=epoch, should_stop=control.should_stop)
         emit(PhaseChanged("saving", epoch))
-        if val.top1 > best:
-            best, best_epoch = val.top1, epoch
+        if val is None:
+            if not control.is_aborted():
+                # what is left of the epoch is its validation
+                keeper.keep_within(task.train.num_batches, trained.state())
+                task.save("last", epoch - 1)
+                timer.lap("checkpoint")
+            return _stopped(control, emit)
+        if val.top1 > at.best:
+            at.best, at.best_epoch = val.top1, epoch
             task.save("best", epoch)
         task.save("last", epoch)
         timer.lap("checkpoint")
-        train = trained.totals.figures()
-        emit(
-            EpochEnded(
-                epoch=epoch,
-                step=step,
-                train_loss=train.loss,
-                train_top1=train.top1,
-                val_loss=val.loss,
-                val_top1=val.top1,
-                val_top5=val.top5 if task.num_classes > 5 else None,
-                seconds=timer.total_s() - began_s,
-                images_per_s=trained.images_per_s(),
-                phases=timer.phases() - spent,
-                compile_count=task.device.compile_count() - compiles,
-                lr=task.lr_factor * lr_at(task.config, step, task.train.num_batches),
-                step_times=trained.step_times.counts(),
-                left_out=dict(trained.left_out),
-                device_idle_s=trained.idle_s,
-            )
-        )
+        # as far as it is known by now: this very checkpoint takes time too
+        keeper.keep_after(_ended(task, keeper, epoch, trained, val))
+        at.told[-1] = ended = _ended(task, keeper, epoch, trained, val)
+        emit(ended)
+        at.earlier, at.earlier_compiles = Phases(), 0
         timer.lap("other")
         if epoch >= task.config.epochs:
             break
-        if task.config.patience and epoch - best_epoch >= task.config.patience:
-            emit(EndedEarly(f"No epoch after epoch {best_epoch} had a better validation top-1."))
+        if task.config.patience and epoch - at.best_epoch >= task.config.patience:
+            emit(EndedEarly(f"No epoch after epoch {at.best_epoch} had a better validation top-1."))
             break
         if control.should_stop():
-            return "stopped"
+            return _stopped(control, emit)
     return "finished"
+
+
+def _ended(task: Task, keeper: Keeper, epoch: int, trained: StepLog, val: Figures) -> EpochEnded:
+    at, train = task.position, trained.totals.figures()
+    phases, compiles = keeper.epoch_so_far()
+    return EpochEnded(
+        epoch=epoch,
+        step=at.step,
+        train_loss=train.loss,
+        train_top1=train.top1,
+        val_loss=val.loss,
+        val_top1=val.top1,
+        val_top5=val.top5 if task.num_classes > 5 else None,
+        seconds=phases.total_s(),
+        images_per_s=trained.images_per_s(),
+        phases=phases,
+        compile_count=compiles,
+        lr=task.lr_factor * lr_at(task.config, at.step, task.train.num_batches),
+        step_times=trained.step_times.counts(),
+        left_out=dict(trained.left_out),
+        device_idle_s=trained.idle_s,
+        earlier=at.earlier,
+    )
+
+
+def _stopped(control: Control, emit: Callable[[Event], None]) -> str:
+    if control.is_aborted():
+        emit(EndedEarly("It was aborted: nothing after the last checkpoint is kept."))
+    return "stopped"
 
 
 def train_epoch(
     task: Task,
-    epoch: int,
-    step: int,
     timer: PhaseTimer,
     emit: Callable[[Event], None],
     control: Control,
     watch: CompileWatch,
-) -> tuple[StepLog, int, bool]:
-    """One pass over the training images.
+    keeper: Keeper,
+) -> tuple[StepLog, str]:
+    """One pass over the training images, or what is left of it where the task stands in its midst.
 
     Returns:
-        What was logged of the epoch, the number of the last step, and whether it came to its end, unasked to stop.
+        What was logged of the epoch, and `stopped` or `paused` where it was left, and kept, before its end, else "".
     """
-    device, steps = task.device, task.train.num_batches
-    task.set_train_mode()
-    may_compile = step == 0 and device.kind == "xla"
-    emit(PhaseChanged("compiling" if may_compile else "training", epoch))
-    stop = False
-    log = StepLog(task, epoch, timer, emit)
-    with closing(task.train.epoch(epoch)) as batches:
-        for index, batch in enumerate(batches, start=1):
-            step += 1
+    device, steps, at = task.device, task.train.num_batches, task.position
+    keeper.epoch_begins()
+    is_new = _begin(task, emit, watch)
+    may_compile = device.kind == "xla" and (is_new or at.step < keeper.first_step)
+    emit(PhaseChanged("compiling" if may_compile else "training", at.epoch))
+    left_as = ""
+    log = StepLog(task, at.epoch, timer, emit, first_step=keeper.first_step)
+    if at.log:
+        with device.turn():
+            log.go_on_from(at.log)
+    with closing(task.train.epoch(at.epoch, at.place)) as batches:
+        for index, batch in enumerate(batches, start=at.place + 1):
+            at.step += 1
             log.has_batch(timer.lap("data_wait"))
-            for wish in control.wishes():
-                emit(fulfil(task, wish, step=step, epoch=epoch))
-            lr = task.lr_factor * lr_at(task.config, step, steps)
+            make_changes(task, control.wishes(), emit, step=at.step)
+            lr = task.lr_factor * lr_at(task.config, at.step, steps)
             with device.turn():
                 timer.lap("other")
                 parts = place_parts(task, batch)
                 timer.lap("transfer")
-                train_step(task, parts, lr, step, log.sums)
-                compiles, compile_s = watch.look("training", step, epoch, shapes_of(batch))
+                train_step(task, parts, lr, at.step, log.sums)
+                compiles, compile_s = watch.look("training", at.step, at.epoch, shapes_of(batch))
                 timer.lap("compute", compile_s=compile_s)
                 log.sent(batch.num_real, compiles)
-                stop = index < steps and control.should_stop()
-                is_last = index == steps or stop
-                pauses = not is_last and control.should_pause()
-                if step == 1 or step % task.config.log_every == 0 or is_last or pauses:
-                    log.cut(step, lr)
-                if step == 1 or is_last or pauses:
-                    log.finish(is_all=is_last or pauses)
-            if pauses:
-                _pause(log, timer, emit, control, step, epoch)
-                stop = control.should_stop()
-            if may_compile:
-                may_compile = False
-                emit(PhaseChanged("training", epoch))
-            if stop:
+                is_end = index == steps
+                is_logged = at.step == 1 or at.step % task.config.log_every == 0 or is_end
+                stops = not is_end and control.should_stop()
+                pauses = not (is_end or stops) and control.should_pause()
+                left_as = "stopped" if stops else "paused" if pauses and control.should_free() else ""
+                if is_logged:
+                    log.cut(at.step, lr)
+                is_kept = not control.is_aborted() if left_as else is_logged and not is_end and keeper.is_due()
+                # before what is logged for a stop alone: a run that is taken up again logs what one in one piece does
+                kept = log.state() if is_kept else None
+                if not is_logged and (stops or pauses):
+                    log.cut(at.step, lr)
+                if at.step == 1 or is_end or stops or pauses:
+                    log.finish(is_all=is_end or stops or pauses)
+            if kept:
+                emit(PhaseChanged("saving", at.epoch))
+                timer.lap("other")
+                keeper.keep_within(index, kept)
+            if left_as:
                 break
+            if pauses:
+                _pause(log, timer, emit, control, at)
+            if may_compile or kept:
+                may_compile = False
+                emit(PhaseChanged("training", at.epoch))
     timer.lap("other")
-    return log, step, not stop
+    if left_as == "paused":
+        emit(Paused(at.step, at.epoch, is_freed=True))
+    return log, _stopped(control, emit) if left_as == "stopped" else left_as
 
 
-def _pause(
-    log: StepLog, timer: PhaseTimer, emit: Callable[[Event], None], control: Control, step: int, epoch: int
-) -> None:
+def _begin(task: Task, emit: Callable[[Event], None], watch: CompileWatch) -> bool:
+    """Train what the epoch trains; whether that is something else than the epoch before did."""
+    at = task.position
+    # an epoch that is taken up in its midst began before
+    changes = [] if at.place else changes_at(task.config, task.image_size, at.epoch)
+    task.begin_epoch(at.epoch)
+    task.set_train_mode()
+    watch.announce(changes)
+    if changes:
+        emit(StageBegan(at.step + 1, at.epoch, changes))
+    return bool(changes)
+
+
+def _pause(log: StepLog, timer: PhaseTimer, emit: Callable[[Event], None], control: Control, at: Position) -> None:
     """Stand still until asked to go on; the time doesn't count."""
-    emit(Paused(step, epoch))
+    emit(Paused(at.step, at.epoch))
     timer.lap("other")
     control.wait_while_paused()
-    emit(Resumed(step, epoch, timer.skip()))
+    emit(Resumed(at.step, at.epoch, timer.skip()))
     log.go_on()
 
 
-def evaluate(task: Task, timer: PhaseTimer, watch: CompileWatch, *, step: int = 0, epoch: int = 0) -> Figures:
+def evaluate(
+    task: Task,
+    timer: PhaseTimer,
+    watch: CompileWatch,
+    *,
+    step: int = 0,
+    epoch: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Figures | None:
     """Loss and accuracy over the validation images, each counted once; back in training mode after.
 
     Args:
         step, epoch: after which this is, for what `watch` tells.
+        should_stop: asked between batches; it is broken off then, and None is returned.
     """
-    device, compile_s = task.device, 0.0
+    device, compile_s, figures = task.device, 0.0, None
     task.model.eval()
     with device.turn():
         sums = Sums(device)
@@ -164,8 +218,11 @@ def evaluate(task: Task, timer: PhaseTimer, watch: CompileWatch, *, step: int = 
             with device.turn():
                 evaluation_step(task, batch, sums)
                 compile_s += watch.look("evaluation", step, epoch, shapes_of(batch))[1]
-        with device.turn():
-            figures = sums.cut().totals().figures()
+            if should_stop():
+                break
+        else:
+            with device.turn():
+                figures = sums.cut().totals().figures()
     task.set_train_mode()
     timer.lap("evaluation", compile_s=compile_s)
     return figures

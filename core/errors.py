@@ -3,11 +3,16 @@
 AppError
 ├── ConfigError   an option is out of its limits or clashes with another
 ├── DataError     the images can't be read or split
+├── PathError     a path that came from a browser leads to where it may not
 ├── ModelError    no such model, or its weights are not at hand
 ├── DeviceError   the device is not there or can't do what is asked
 ├── StoreError    no such run, or the run is in the wrong state
+│   └── StoreWriteError   the store can't be written now
+│       └── GivenUpError  so a run's end was not written
 ├── TrainingError the training itself went wrong (a loss that is not finite)
-└── MemoryFullError a step does not fit into the device's memory
+├── MemoryFullError a step does not fit into the device's memory
+├── CheckpointError  a checkpoint can't be written or read
+└── BackupError   the backup folder can't be used, or holds something else
 """
 
 from __future__ import annotations
@@ -35,6 +40,10 @@ class DataError(AppError):
     """The images can't be read or split."""
 
 
+class PathError(AppError):
+    """A path that came from a browser leads to where it may not."""
+
+
 class ModelError(AppError):
     """No such model, or its weights are not at hand."""
 
@@ -47,9 +56,29 @@ class StoreError(AppError):
     """No such run, or the run is in the wrong state."""
 
 
+class StoreWriteError(StoreError):
+    """The store can't be written now, and may be later: its disk is full, read-only, failing, or it is locked."""
+
+
+class GivenUpError(StoreWriteError):
+    """A run's end could not be written for so long that it was given up."""
+
+
 class TrainingError(AppError):
     """The training itself went wrong."""
 
 
 class MemoryFullError(AppError):
     """A step does not fit into the device's memory."""
+
+
+class CheckpointError(AppError):
+    """A checkpoint can't be written or read."""
+
+
+class BackupError(AppError):
+    """The backup folder can't be used, or holds something else."""
+
+
+class ServeError(AppError):
+    """The dashboard or its tunnel can't be started, or can't be reached."""

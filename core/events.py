@@ -118,6 +118,28 @@ class ProbeMeasured:
 
 
 @dataclass(frozen=True)
+class RangeTested:
+    """Some steps were trained, each with a higher learning rate, in the place of a run.
+
+    Attributes:
+        losses: of the training batch at each rate; the last one may be no number.
+        smoothed: the same without their noise.
+        suggestion: the rate to train with, of two digits; None where `why` says why there is none.
+        steepest, lowest: where the smoothed loss falls most quickly, and where it is lowest.
+        careful: a lower rate for who would rather be careful, a tenth of `lowest`.
+    """
+
+    lrs: list[float]
+    losses: list[float]
+    smoothed: list[float]
+    suggestion: float | None = None
+    steepest: float | None = None
+    lowest: float | None = None
+    careful: float | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class RunPrepared:
     """Data, model and device are ready; `data` counts what the scan found."""
 
@@ -137,7 +159,10 @@ class RunPrepared:
 
 @dataclass(frozen=True)
 class ProgramCompiled:
-    """The device compiled in this step; `cause` is empty where that was to be expected."""
+    """The device compiled in this step.
+
+    `cause` is empty in the first step of a phase; `is_planned`: the config has such changes between epochs.
+    """
 
     phase: str
     step: int
@@ -145,6 +170,7 @@ class ProgramCompiled:
     count: int
     seconds: float
     cause: str = ""
+    is_planned: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,6 +206,7 @@ class EpochEnded:
     """An epoch with its validation; accuracies in percent, k/N with the true N.
 
     Attributes:
+        phases: where its `seconds` went; of these, `earlier` were spent before the run was taken up again in its midst.
         step_times: settled steps by the number of their bin, see `StepTimes`.
         left_out: steps that don't count as settled, by reason.
         device_idle_s: how long the device had nothing to do between training steps, None where it can't tell.
@@ -200,17 +227,31 @@ class EpochEnded:
     step_times: dict[str, int] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)
     device_idle_s: float | None = None
+    earlier: Phases = field(default_factory=Phases)
+
+
+@dataclass(frozen=True)
+class StageBegan:
+    """From this step on, an epoch's first one, the config asks for something else: `changes`, in sentences."""
+
+    step: int
+    epoch: int
+    changes: list[str]
 
 
 @dataclass(frozen=True)
 class Tweaked:
-    """An option was changed while the run went on; it holds from this step on. For lr the rates of this step."""
+    """An option was changed while the run went on; it holds from this step on.
+
+    For lr these are the rates of this step, and `factor` is what multiplies the schedule from now on.
+    """
 
     step: int
     epoch: int
     what: str
     before: float
     after: float
+    factor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -226,10 +267,14 @@ class TweakRefused:
 
 @dataclass(frozen=True)
 class Paused:
-    """The run stands still after this step; time does not count until it goes on."""
+    """The run stands still after this step; time does not count until it goes on.
+
+    A run that freed its device has left it, saved whole, and is taken up again from there.
+    """
 
     step: int
     epoch: int
+    is_freed: bool = False
 
 
 @dataclass(frozen=True)
@@ -242,6 +287,34 @@ class Resumed:
 
 
 @dataclass(frozen=True)
+class RunContinued:
+    """The run is taken up again from what was kept after this step; `rules` say in sentences what holds from here."""
+
+    step: int
+    epoch: int
+    rules: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Stuck:
+    """No step has ended for so long, many times what one usually takes; told once until the next one ends."""
+
+    step: int
+    epoch: int
+    seconds: float
+    usual_s: float
+
+
+@dataclass(frozen=True)
+class RanBeside:
+    """Another run of the same store was under way beside this one, on another device."""
+
+    run_id: str
+    name: str
+    device_kind: str
+
+
+@dataclass(frozen=True)
 class EndedEarly:
     """The run ends before its last epoch by an option of its own; `why` is a sentence."""
 
@@ -250,11 +323,22 @@ class EndedEarly:
 
 @dataclass(frozen=True)
 class CheckpointSaved:
-    """A checkpoint lies on disk; `which` is best or last."""
+    """A checkpoint lies on disk; `which` is best, last, or state: all that is needed to go on after this step."""
 
     which: str
     epoch: int
     path: str
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class CheckpointFailed:
+    """A checkpoint could not be written, and the run goes on; `why` is a sentence."""
+
+    which: str
+    epoch: int
+    step: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -281,17 +365,23 @@ Event = (
     | MachineSampled
     | ForecastMade
     | ProbeMeasured
+    | RangeTested
     | RunPrepared
     | ProgramCompiled
     | HostFallback
     | StepLogged
     | EpochEnded
+    | StageBegan
     | Tweaked
     | TweakRefused
     | Paused
     | Resumed
+    | RunContinued
+    | Stuck
+    | RanBeside
     | EndedEarly
     | CheckpointSaved
+    | CheckpointFailed
     | RunEnded
 )
 
@@ -307,6 +397,9 @@ PHASE_WORDS = {
     "paused": "Paused",
     "ended": "Ended",
 }
+
+TRYING_RATES = "learning rates"
+"""What a range test has as the `what` of its `ProgressMade`: progress that is told after set-up too."""
 
 
 def progress_in_words(what: str, done: int, total: int) -> str:

@@ -9,9 +9,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import psutil
 
+FULL_BYTES = 1 << 20
+"""A disk with less free space than this is called full."""
 BUILDING = ".building-"
 """How the names of what is not whole yet begin; the process id follows."""
 
@@ -45,6 +48,14 @@ def sweep(folder: Path) -> None:
             remove(path)
 
 
+def is_full(folder: Path) -> bool:
+    """Whether the folder's disk has no room left, as far as it tells."""
+    try:
+        return shutil.disk_usage(folder).free < FULL_BYTES
+    except OSError:
+        return False
+
+
 def remove(path: Path) -> None:
     """Remove a file or a folder with all it holds, if it is there."""
     if path.is_dir() and not path.is_symlink():
@@ -52,3 +63,16 @@ def remove(path: Path) -> None:
     else:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
+
+
+def try_lock(file: IO[bytes]) -> bool:
+    """Take a file's lock, which lasts until the file is closed or the process ends; False where another one has it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

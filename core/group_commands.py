@@ -53,12 +53,14 @@ def _trained(arguments: argparse.Namespace, config: RunConfig, store: Store) -> 
     from core.devices import check_precision, resolve_kind
     from core.devices.xla import XLA_LOCK, initialise, wants_tpu
     from core.groups import plan_group, run_group, varied
+    from core.models.from_run import check_weights
     from core.progress import ProgressBar
 
     configs = varied(config, _choices(arguments))
     kinds = {label: resolve_kind(each.device) for label, each in configs.items()}
     for label, each in configs.items():
         check_precision(kinds[label], each.precision)
+        check_weights(each.weights, store.home / "runs", each.model)
     has_tpu = "xla" in kinds.values() and wants_tpu()
     planned = plan_group(
         configs, repeats=arguments.repeats, start=arguments.start, seed=arguments.order_seed, cold_first=has_tpu
@@ -139,7 +141,7 @@ def forecast_command(
     kind = resolve_kind(config.device)
     if arguments.probe:
         from core.progress import ProgressBar
-        from core.worker import train_run
+        from core.trainer import train_run
 
         run_id = store.create_run(config, own=True, purpose="probe")
         with stop_on_interrupt() as should_stop, ProgressBar(1) as bar:

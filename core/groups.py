@@ -11,6 +11,7 @@ from core.config import RunConfig, make_config
 from core.errors import ConfigError, StoreError
 from core.events import Event
 from core.records import PlannedRun
+from core.schedule import changes_between_epochs
 from core.store import Store
 from core.worker import train_queued
 
@@ -43,7 +44,8 @@ def plan_group(
 
     In each round every config runs once for each start, in an order drawn anew, so that heat, other load and whatever
     else drifts meets all alike. A cold repeat has a process of its own and makes its caches anew. Warm repeats share
-    one process; a warm-up run of one epoch goes before them for each config, and doesn't count.
+    one process; a warm-up run goes before them for each config, and doesn't count: of one epoch, or of all where
+    later epochs compile programs of their own.
 
     Args:
         configs: by label.
@@ -65,9 +67,7 @@ def plan_group(
         )
     draw = random.Random(seed)
     warm_ups = [
-        PlannedRun(
-            _placed(config, "warm").model_copy(update={"epochs": 1, "warmup_epochs": 0.0}), label, "warm", 0, "warm-up"
-        )
+        PlannedRun(_warming(_placed(config, "warm")), label, "warm", 0, "warm-up")
         for label, config in configs.items()
         if "warm" in starts
     ]
@@ -81,6 +81,12 @@ def plan_group(
             draw.shuffle(cells)
             runs += [PlannedRun(_placed(configs[label], one), label, one, repeat) for label, one in cells]
     return runs
+
+
+def _warming(config: RunConfig) -> RunConfig:
+    if changes_between_epochs(config):
+        return config
+    return config.model_copy(update={"epochs": 1, "warmup_epochs": 0.0})
 
 
 def _placed(config: RunConfig, start: str) -> RunConfig:

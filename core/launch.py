@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 from core.config import RunConfig
-from core.control import Control
+from core.control import Control, Wish
 from core.events import Event, Phases, Resumed, RunEnded, RunPrepared
 
 DOOR, MEETING = "door", "meeting"
@@ -48,13 +48,17 @@ ROOT = Path(__file__).parents[1]
 
 @dataclass(frozen=True)
 class Job:
-    """What each process trains: `kind` is cpu or cuda, `folder` the run's, and `threads` of torch are shared."""
+    """What each process trains: `kind` is cpu or cuda, `folder` the run's, and `threads` of torch are shared; `script`
+    are the changes that are made of themselves, `changes` those before the next step of a run that `is_continued`."""
 
     config: RunConfig
     kind: str
     home: Path
     folder: Path
     threads: int
+    script: list[dict[str, Any]] = field(default_factory=list)
+    is_continued: bool = False
+    changes: list[Wish] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -66,10 +70,12 @@ class Hello:
 
 
 class Word(Enum):
-    """What else goes over a link: STOP, PAUSE, GO_ON, NEXT and BYE to a process, DONE from the first to the launch."""
+    """What else goes over a link: to a process, but for DONE, which goes from the first to the launch."""
 
     STOP = "stop after this step"
+    ABORT = "stop after this step, and save nothing"
     PAUSE = "stand still after this step"
+    FREE = "stand still after this step, and leave the device"
     GO_ON = "go on"
     NEXT = "what must be done one by one: it is your turn"
     DONE = "what must be done one by one: the others' turn"
@@ -197,7 +203,7 @@ class Launch:
                 return None
             if control is not None:
                 self._pass_on(control)
-            if should_stop() and self._stops_in_setup():
+            if should_stop() and self._stops_in_setup(is_aborted=control is not None and control.is_aborted()):
                 return RunEnded("stopped", 0.0, Phases(setup_s=self._since_start() - self.start_s), 0, 0.0)
 
     def _pass_on(self, control: Control) -> None:
@@ -209,7 +215,8 @@ class Launch:
             first.send(wish)
         if control.should_pause() != self._is_paused:
             self._is_paused = not self._is_paused
-            first.send(Word.PAUSE if self._is_paused else Word.GO_ON)
+            stands = Word.FREE if control.should_free() else Word.PAUSE
+            first.send(stands if self._is_paused else Word.GO_ON)
 
     def died(self) -> RunEnded:
         """The last event of a run that ended without one."""
@@ -278,11 +285,11 @@ class Launch:
             event = replace(event, setup_parts={"processes_s": self.start_s, **event.setup_parts})
         self._emit(event)
 
-    def _stops_in_setup(self) -> bool:
+    def _stops_in_setup(self, *, is_aborted: bool) -> bool:
         """Pass on that the run should stop; True where it has not begun and can just be ended."""
         first = next((link for link in self._links if link.rank == 0), None)
         if self._stop_asked is None and first is not None:
-            first.send(Word.STOP)
+            first.send(Word.ABORT if is_aborted else Word.STOP)
             self._stop_asked = time.monotonic()
         waited_s = time.monotonic() - self._stop_asked if self._stop_asked is not None else STOP_S
         return not self._is_prepared and waited_s >= STOP_S

@@ -86,6 +86,14 @@ class Sums:
             self._sums = self._sums + batch
         self._images += images
 
+    def state(self) -> tuple[list[float], int]:
+        """What was added since the last cut, and of how many images; waits for it."""
+        return self._device.fetch(self._sums).values(), self._images
+
+    def go_on_from(self, sums: list[float], images: int) -> None:
+        """Begin with what another process had added up; processes that share a batch take a part of it each."""
+        self._sums, self._images = self._device.place(torch.tensor(sums) / self._device.num_processes), images
+
     def cut(self) -> TotalsOnTheWay:
         """What was added since the last call, on its way to the host; waits for nothing. Call it after a flush."""
         on_the_way = TotalsOnTheWay(self._device.fetch(self._sums), self._images)

@@ -68,12 +68,45 @@ MIGRATIONS = [
     ) STRICT;
     CREATE INDEX groups_of_run ON group_runs (run_id);
     """,
+    """
+    ALTER TABLE runs ADD COLUMN place REAL NOT NULL DEFAULT 0;
+    ALTER TABLE runs ADD COLUMN script TEXT NOT NULL DEFAULT '[]';
+    ALTER TABLE runs ADD COLUMN forked_from TEXT NOT NULL DEFAULT '';
+    ALTER TABLE runs ADD COLUMN work TEXT NOT NULL DEFAULT '';
+    CREATE TABLE step_blocks (
+        run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+        first_event INTEGER NOT NULL,
+        last_event INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (run_id, first_event)
+    ) STRICT;
+    """,
+    """
+    DROP TABLE step_blocks;
+    CREATE TABLE step_blocks (
+        run_id TEXT NOT NULL REFERENCES runs(run_id) ON DELETE CASCADE,
+        kind TEXT NOT NULL,
+        first_event INTEGER NOT NULL,
+        last_event INTEGER NOT NULL,
+        count INTEGER NOT NULL,
+        data BLOB NOT NULL,
+        PRIMARY KEY (run_id, kind, first_event)
+    ) STRICT;
+    """,
+    # which history of runs this is, wherever it is copied to
+    """
+    CREATE TABLE history (id TEXT NOT NULL) STRICT;
+    INSERT INTO history VALUES (lower(hex(randomblob(16))));
+    """,
 ]
 
 
 def migrate(connection: sqlite3.Connection) -> None:
     """Bring the schema to the newest version; several processes may call this at once."""
     connection.execute("PRAGMA foreign_keys = ON")
+    if connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS):
+        return
     connection.execute("BEGIN IMMEDIATE")
     try:
         (version,) = connection.execute("PRAGMA user_version").fetchone()

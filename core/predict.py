@@ -54,6 +54,10 @@ class Predictor:
             seed=0,
         )
         built.module.load_state_dict(read_weights(checkpoint))
+        if hasattr(built.module, "transform_input"):
+            # googlenet and inception_v3 take pictures otherwise where they began with published weights
+            is_shifted = about.get("transform_input", config.get("weights") == "default")
+            built.module.transform_input = is_shifted
         self._looks, self._device = built.preprocessing, device
         self._fit = Fit(self._looks.resize_size, self._looks.interpolation, keeps_shape=False)
         module = built.module.eval().requires_grad_(False)

@@ -10,6 +10,7 @@ from core.control import Control
 from core.data.loader import Batch
 from core.engine import evaluate, train_epoch
 from core.events import Event, ProbeMeasured, StepLogged
+from core.keeper import Keeper
 from core.step_log import SETTLED
 from core.task import Loader, Task
 from core.timing import PhaseTimer
@@ -23,8 +24,8 @@ class _First:
     def __init__(self, loader: Loader, most: int) -> None:
         self._loader, self.num_batches = loader, min(most, loader.num_batches)
 
-    def epoch(self, epoch: int) -> Generator[Batch, None, None]:
-        batches = self._loader.epoch(epoch)
+    def epoch(self, epoch: int, first: int = 0) -> Generator[Batch, None, None]:
+        batches = self._loader.epoch(epoch, first)
         try:
             yield from islice(batches, self.num_batches)
         finally:
@@ -34,13 +35,15 @@ class _First:
 def probe(task: Task, *, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str:
     """Train and validate a few batches, and tell how long each took; the task is spent afterwards.
 
+    Where epochs differ by the config, the steps are those of the dearest: all that is ever trained, at the full size.
+
     Returns:
         `finished` or `stopped`.
     """
     wholes = task.train.num_batches, task.val.num_batches
     setup_s = timer.phases().setup_s
     task.train, task.val = _First(task.train, STEPS), _First(task.val, EVALUATION_STEPS)
-    task.config = task.config.model_copy(update={"log_every": 1})
+    task.config = task.config.model_copy(update={"log_every": 1, "trainable_from": "", "first_image_size": None})
     logged: list[StepLogged] = []
 
     def hear(event: Event) -> None:
@@ -50,13 +53,13 @@ def probe(task: Task, *, emit: Callable[[Event], None], control: Control, timer:
             emit(event)
 
     watch = CompileWatch(task.device, emit)
-    _, step, is_whole = train_epoch(task, 1, 0, timer, hear, control, watch)
-    if not is_whole:
+    _, left_as = train_epoch(task, timer, hear, control, watch, Keeper(task, timer))
+    if left_as:
         return "stopped"
     evaluation_step_s = []
     for _ in range(1 + EVALUATIONS):
         before_s = timer.phases().evaluation_s
-        evaluate(task, timer, watch, step=step, epoch=1)
+        evaluate(task, timer, watch, step=task.position.step, epoch=1)
         evaluation_step_s.append((timer.phases().evaluation_s - before_s) / task.val.num_batches)
     settled = [event.seconds for event in logged if event.left_out == SETTLED]
     emit(

@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from core.events import (
     PHASE_WORDS,
+    TRYING_RATES,
     EpochEnded,
     Event,
     ImageLost,
@@ -51,7 +52,7 @@ class ProgressBar(WorkBar):
     def follow(self, event: Event) -> None:
         if isinstance(event, PhaseChanged):
             self._bar.set_description(PHASE_WORDS[event.phase])
-        elif isinstance(event, ProgressMade) and not self._is_prepared:
+        elif isinstance(event, ProgressMade) and (not self._is_prepared or event.what == TRYING_RATES):
             self.tell(event.what, event.done, event.total)
         elif isinstance(event, ImageLost):
             tqdm.write(f"{event.file} can't be read any more: {event.why}", file=sys.stderr)

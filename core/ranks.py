@@ -20,7 +20,9 @@ from core.control import Wish
 from core.devices.ranks import open_rank
 from core.events import Event, RunEnded
 from core.launch import DOOR, MEETING, Hello, Job, Word
-from core.worker import PAUSE_LOOK_S, train_here
+from core.pulse import PAUSE_LOOK_S
+from core.state import read_state
+from core.trainer import train_here
 
 
 class Link:
@@ -36,6 +38,7 @@ class Link:
         self._lock = threading.Lock()
         self._turns, self._stop, self._bye = threading.Semaphore(0), threading.Event(), threading.Event()
         self._pause, self._wishes = threading.Event(), queue.SimpleQueue[Wish]()
+        self._abort, self._free = threading.Event(), threading.Event()
         self.send(Hello(rank, os.getpid()))
         self.job: Job = self._connection.recv()
         threading.Thread(target=self._listen, name="link", daemon=True).start()
@@ -49,8 +52,14 @@ class Link:
         """Whether this very process was asked to; only the first ever is."""
         return self._stop.is_set()
 
+    def is_aborted(self) -> bool:
+        return self._abort.is_set()
+
     def should_pause(self) -> bool:
         return self._pause.is_set()
+
+    def should_free(self) -> bool:
+        return self._free.is_set()
 
     def wishes(self) -> list[Wish]:
         return [self._wishes.get() for _ in range(self._wishes.qsize())]
@@ -77,7 +86,11 @@ class Link:
                     self._turns.release()
                 elif word is Word.STOP:
                     self._stop.set()
-                elif word is Word.PAUSE:
+                elif word is Word.ABORT:
+                    self._abort.set()
+                    self._stop.set()
+                elif word in (Word.PAUSE, Word.FREE):
+                    self._free.set() if word is Word.FREE else self._free.clear()
                     self._pause.set()
                 elif word is Word.GO_ON:
                     self._pause.clear()
@@ -96,13 +109,16 @@ class CommonControl:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._wishes: list[Wish] = []
-        self._pauses = False
+        self._pauses = self._frees = self._aborts = False
 
     def should_stop(self) -> bool:
-        wishes = self._link.wishes()
-        asked = torch.tensor([self._link.should_stop(), self._link.should_pause(), len(wishes)])
+        wishes, link = self._link.wishes(), self._link
+        asked = torch.tensor(
+            [link.should_stop(), link.is_aborted(), link.should_pause(), link.should_free(), len(wishes)]
+        )
         dist.broadcast(asked, 0)
-        stops, self._pauses, num_wishes = bool(asked[0]), bool(asked[1]), int(asked[2])
+        stops, self._aborts, self._pauses, self._frees = map(bool, asked[:4])
+        num_wishes = int(asked[4])
         if num_wishes:
             # rare, and dearer than a few numbers
             told: list[Any] = [wishes]
@@ -115,8 +131,14 @@ class CommonControl:
         wishes, self._wishes = self._wishes, []
         return wishes
 
+    def is_aborted(self) -> bool:
+        return self._aborts
+
     def should_pause(self) -> bool:
         return self._pauses
+
+    def should_free(self) -> bool:
+        return self._frees
 
     def wait_while_paused(self) -> None:
         while self._pauses and not self.should_stop():
@@ -138,6 +160,9 @@ def main(folder: Path) -> None:
         control=CommonControl(link),
         one_by_one=link.one_by_one,
         started=started,
+        script=job.script,
+        kept=read_state(job.folder) if job.is_continued else None,
+        changes=job.changes,
     )
     link.end(ended)
     if dist.is_initialized():

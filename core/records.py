@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,8 +30,10 @@ class StoredEvent:
 class RunRecord:
     """A run's row. Times are Unix seconds; `phase` is the last `PhaseChanged` and where it stands.
 
-    `purpose` is train; warm-up, for a run that only makes a process warm for others; or probe, which times a few
-    steps.
+    `purpose` is train; warm-up, for a run that only makes a process warm for others; or probe, which tries something
+    in the place of a run: `work` says what, "" where it times a few steps. Waiting runs go by `place`, low ones first.
+    `script` are changes to be made of themselves, see `core.script`. `forked_from` is the run that this one was made
+    from.
     """
 
     run_id: str
@@ -46,6 +49,22 @@ class RunRecord:
     note: str
     tags: list[str]
     purpose: str = "train"
+    place: float = 0.0
+    script: list[dict[str, Any]] = field(default_factory=list)
+    forked_from: str = ""
+    work: str = ""
+    pid: int | None = None
+
+    @property
+    def is_parked(self) -> bool:
+        """It is paused without a process: saved, its device free."""
+        return self.state == "paused" and self.pid is None
+
+    @property
+    def last_seen(self) -> float | None:
+        """When the trainer was last known to live, right beside `started` also where the clock was put back since."""
+        elapsed_s = self.phase.get("elapsed_s")
+        return self.heartbeat if elapsed_s is None or self.started is None else self.started + elapsed_s
 
     @property
     def is_active(self) -> bool:
@@ -106,7 +125,25 @@ def record_of(row: sqlite3.Row) -> RunRecord:
         note=row["note"],
         tags=json.loads(row["tags"]),
         purpose=row["purpose"],
+        place=row["place"],
+        script=json.loads(row["script"]),
+        forked_from=row["forked_from"],
+        work=row["work"],
+        pid=row["pid"],
     )
+
+
+def blocks_of(records: Iterable[RunRecord], groups: Mapping[str, tuple[str, str]]) -> dict[str, list[RunRecord]]:
+    """Waiting runs as they stand in the queue: a run by its id, the runs of a group together by the group's.
+
+    Args:
+        groups: id and name of a run's group, by run id.
+    """
+    blocks: dict[str, list[RunRecord]] = {}
+    for record in records:
+        group_id, _ = groups.get(record.run_id, (record.run_id, ""))
+        blocks.setdefault(group_id, []).append(record)
+    return blocks
 
 
 def process_start(pid: int) -> float:

@@ -18,7 +18,7 @@ from core.analysis.findings import Finding
 from core.analysis.groups import load_group
 from core.analysis.repeats import STARTS, RunGroup, usual_epoch_s
 from core.analysis.spread import diagnose_group
-from core.analysis.summary import EPOCH_TITLES, summarise
+from core.analysis.summary import EPOCH_TITLES, summarise, told_config
 from core.charts import figures
 from core.config import RunConfig
 from core.group_charts import phases_by_repeat, ratios_figure, repeats_figure
@@ -81,7 +81,7 @@ def run_html(store: Store, run_id: str) -> str:
         StoreError: there is no such run.
     """
     summary, started = summarise(store, run_id), store.get_run(run_id).started
-    samples = [(event.at, event.payload) for event in store.events(run_id, kinds=("MachineSampled",))]
+    samples = store.columns(run_id, "MachineSampled")
     series = RunSeries(store, run_id)
     series.update()
     curves = figures(series)
@@ -267,7 +267,7 @@ def _fact_tables(summary: dict[str, Any]) -> list[Table]:
     fields, classes = RunConfig.model_fields, summary["classes"]
     config = [
         (fields[name].title or name, "automatic" if value is None else _text(value))
-        for name, value in summary["config"].items()
+        for name, value in told_config(summary).items()
     ]
     environment = [(name.replace("_", " "), _text(value)) for name, value in summary["environment"].items()]
     data = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import os
 import secrets
 import time
@@ -17,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from core.checkpoint import save_checkpoint
+from core.auto_batch import find_batch_size
 from core.config import RunConfig
 from core.data.augment import Recipe
 from core.data.cache import Fit, PackedImages
@@ -32,7 +33,6 @@ from core.ema import Ema
 from core.errors import ConfigError
 from core.events import (
     CacheBuilt,
-    CheckpointSaved,
     Event,
     HostFallback,
     ImageLost,
@@ -44,10 +44,14 @@ from core.files import BUILDING, remove, sweep
 from core.machine import environment
 from core.models.build import Preprocessing, build_model, preprocessing
 from core.models.on_xla import mend_for_xla
-from core.models.parts import set_train_mode
+from core.models.parts import check_sizes, set_train_mode
 from core.optim import build_optimizer
 from core.precision import choose_precision
 from core.preflight import preflight
+from core.saver import Saver, fits_data, restore_optimizer
+from core.schedule import smaller_sizes
+from core.stages import widest
+from core.state import Position, SavedState
 from core.task import Task
 
 Emit = Callable[[Event], None]
@@ -84,12 +88,14 @@ class Prepared:
         image_size: side in pixels that the model sees.
         batch_size: of training, which a small set makes smaller than the config's.
         was_packed: images were decoded and packed for this run, which the next one need not do.
+        kept_size: the file that holds the batch size for later runs, where it was found.
     """
 
     task: Task
     image_size: int
     batch_size: int
     was_packed: bool
+    kept_size: Path | None = None
 
 
 def prepare(
@@ -102,6 +108,7 @@ def prepare(
     resources: ExitStack,
     should_stop: Callable[[], bool] = lambda: False,
     one_by_one: Callable[[], AbstractContextManager[object]] = nullcontext,
+    state: SavedState | None = None,
 ) -> Prepared:
     """Open the device in this thread, read the data, build the model, and tell of each.
 
@@ -113,28 +120,33 @@ def prepare(
         should_stop: asked while data are fetched and scanned, which may take long.
         one_by_one: entered twice, for what is fetched and cached: where processes prepare the same run, the second
             is let in when the first is through.
+        state: where the run is taken up again; its options have precedence over the config's.
 
     Raises:
         StoppedInSetupError: `should_stop` said so.
         AppError: something of the config can't be had here.
     """
     parts = _Parts()
+    if state:
+        config = config.model_copy(update={**state.config, "batch_size": state.batch_size})
     emit(PhaseChanged("starting_device"))
     if config.threads:
         torch.set_num_threads(config.threads)
     torch.manual_seed(config.seed)
     looks = preprocessing(config.model, config.image_size)
+    check_first_size(config, looks.image_size)
     device = open_it()
     resources.callback(device.close)
     matmul_precision = device.set_matmul_precision(config.matmul_precision)
-    check_batch(config, device.count)
+    check_batch(config, device.count, device.num_processes)
     parts.end("device_start")
 
     emit(PhaseChanged("loading_data"))
     progress = _progress(emit, should_stop)
     with one_by_one():
         dataset, images = _read(config, looks, home, progress, resources, parts)
-        train, val = _loaders(config, looks, dataset, images, device)
+        # which images come first is the same for any batch size
+        train, val = _loaders(_with_some_batch(config, device), looks, dataset, images, device)
         order = np.concatenate([train.order(1), len(dataset.train) + val.order(1)])
         images.fill(
             order.tolist(),
@@ -144,6 +156,9 @@ def prepare(
         )
         if device.num_processes > 1:
             images.settle()
+    data = {"classes": dataset.classes, "num_train": len(dataset.train), "num_val": len(dataset.val)}
+    if state:
+        fits_data(state, data)
     if folder:
         dataset.save_split(folder / "split.csv")
     parts.end("cache_open")
@@ -153,11 +168,19 @@ def prepare(
         built = build_model(
             config.model,
             num_classes=len(dataset.classes),
-            weights=config.weights,
+            weights="none" if state else config.weights,
             image_size=config.image_size,
-            trainable=config.trainable,
+            # all that is trained at any time, which the optimizer must know
+            trainable=widest(config.trainable, config.trainable_from),
             seed=config.seed,
+            classes=dataset.classes,
+            runs=home / "runs",
         )
+    if state:
+        built.module.load_state_dict(state.model)
+        if hasattr(built.module, "transform_input"):
+            built.module.transform_input = state.data["transform_input"]
+    check_sizes(built.module, config.model, smaller_sizes(config, looks.image_size))
     parts.end("model")
     parts.name_part("weights", "model", built.weights_s)
 
@@ -169,10 +192,34 @@ def prepare(
 
     emit(PhaseChanged("building_model", detail="moving it to the device"))
     with device.turn():
-        placed = _place(config, device, built.module, looks.image_size)
+        placed = _place(config, device, built.module, looks.image_size, state)
     parts.end("placement")
 
+    task_of = functools.partial(
+        Task,
+        device=device,
+        model=placed.module,
+        optimizer=placed.optimizer,
+        mean=looks.mean,
+        std=looks.std,
+        num_classes=len(dataset.classes),
+        set_train_mode=lambda: set_train_mode(placed.module),
+        precision=placed.precision,
+        ema=placed.ema,
+        image_size=looks.image_size,
+    )
+    found = None
+    if not config.batch_size:
+        cache = home / "cache" if config.caches == "use" else None
+        trial = task_of(config=config, train=train, val=val, save=lambda which, epoch: None)
+        found = find_batch_size(trial, len(dataset.train), cache, tell=_trying(emit, should_stop))
+        config = config.model_copy(update={"batch_size": found.batch_size})
+        train, val = _loaders(config, looks, dataset, images, device)
+        parts.end("batch_size")
+
     about: dict[str, Any] = {"classes": dataset.classes, **asdict(looks), "config": config.model_dump()}
+    # googlenet and inception_v3 take pictures otherwise where they began with published weights
+    about["transform_input"] = bool(getattr(built.module, "transform_input", False))
     emit(
         RunPrepared(
             device_kind=device.kind,
@@ -191,6 +238,8 @@ def prepare(
                 "precision": placed.precision,
                 "matmul_precision": matmul_precision,
                 "devices": device.count,
+                **({"started_from": built.start} if built.start else {}),
+                **({"batch_size": found.batch_size, "batch_size_is": found.how} if found else {}),
                 **device.facts(),
             },
             setup_parts=parts.seconds,
@@ -200,32 +249,51 @@ def prepare(
     weights = None
     if config.class_weights == "balanced":
         weights = class_weights(_labels(dataset)[: len(dataset.train)], len(dataset.classes))
-    task = Task(
+    saver = Saver(
+        device,
+        placed.module,
+        placed.ema,
+        placed.optimizer,
+        folder,
+        about,
+        {**data, "transform_input": about["transform_input"]},
+        train.batch_size,
+        emit,
+    )
+    task = task_of(
         config=config,
-        device=device,
-        model=placed.model,
-        optimizer=placed.optimizer,
         train=train,
         val=val,
-        mean=looks.mean,
-        std=looks.std,
-        num_classes=len(dataset.classes),
-        save=_saver(device, placed, folder, about, emit),
-        set_train_mode=lambda: set_train_mode(placed.module),
+        save=saver.save,
         class_weights=weights,
-        precision=placed.precision,
-        ema=placed.ema,
         is_packing=images.is_filling,
+        lr_factor=state.lr_factor if state else 1.0,
+        position=state.position if state else Position(),
+        resize=train.resize,
     )
-    return Prepared(task, looks.image_size, train.batch_size, images.was_built)
+    task.keep = functools.partial(saver.keep, task)
+    saver.step = lambda: task.position.step
+    if state:
+        task.scaler.load_state_dict(state.scaler)
+        with device.turn():
+            device.set_random_state(state.random)
+    return Prepared(task, looks.image_size, train.batch_size, images.was_built, found.file if found else None)
 
 
-def check_batch(config: RunConfig, count: int) -> None:
-    """Refuse a batch that `count` devices can't share evenly.
+def check_batch(config: RunConfig, count: int, num_processes: int = 1) -> None:
+    """Refuse a batch that `count` devices can't share evenly, or whose size can't be found.
+
+    Args:
+        num_processes: of these devices, those that train in a process of their own.
 
     Raises:
         ConfigError: it is so.
     """
+    if not config.batch_size and num_processes > 1:
+        raise ConfigError(
+            f"A batch size is not found where {num_processes} processes share each batch.",
+            fix="Choose one, as --batch-size 32, or train on one device.",
+        )
     if config.batch_size % (count * config.accumulate):
         raise ConfigError(
             f"A batch of {config.batch_size} can't be shared evenly by {count} devices"
@@ -234,20 +302,52 @@ def check_batch(config: RunConfig, count: int) -> None:
         )
 
 
+def _with_some_batch(config: RunConfig, device: Device) -> RunConfig:
+    """With the smallest batch size there can be, where it is yet to be found."""
+    return config if config.batch_size else config.model_copy(update={"batch_size": device.count * config.accumulate})
+
+
+def _trying(emit: Emit, should_stop: Callable[[], bool]) -> Callable[[int], None]:
+    def tell(batch_size: int) -> None:
+        if should_stop():
+            raise StoppedInSetupError
+        emit(PhaseChanged("building_model", detail=f"trying batches of {batch_size}"))
+
+    return tell
+
+
+def check_first_size(config: RunConfig, image_size: int) -> None:
+    """Refuse a first image size that is not below the run's.
+
+    Raises:
+        ConfigError: it is so.
+    """
+    if config.first_image_size and config.first_image_size >= image_size:
+        raise ConfigError(
+            f"The first image size, {config.first_image_size} px, is not below the image size, {image_size} px.",
+            fix="Choose a smaller --first-image-size, or leave it out.",
+        )
+
+
 def _trace(config: RunConfig, device: Device, module: nn.Module, image_size: int, num_classes: int) -> list[str]:
     """What the device would leave to the host in each step, after mending what can be mended; in place."""
     precision = device.fast_precision if config.precision == "auto" else config.precision
 
     def trace() -> list[str]:
-        return preflight(
-            module,
-            device,
-            image_size=image_size,
-            num_classes=num_classes,
-            # what falls back does so for any batch, and BatchNorm takes no single value
-            batch_size=2 * device.count,
-            precision="bf16" if precision == "bf16" else "fp32",
-        )
+        found: set[str] = set()
+        for size in (*smaller_sizes(config, image_size), image_size):
+            found.update(
+                preflight(
+                    module,
+                    device,
+                    image_size=size,
+                    num_classes=num_classes,
+                    # what falls back does so for any batch, and BatchNorm takes no single value
+                    batch_size=2 * device.count,
+                    precision="bf16" if precision == "bf16" else "fp32",
+                )
+            )
+        return sorted(found)
 
     found = trace()
     if found and mend_for_xla(module, found):
@@ -257,48 +357,34 @@ def _trace(config: RunConfig, device: Device, module: nn.Module, image_size: int
 
 @dataclass(frozen=True)
 class _Placed:
-    """A model on its device, and what belongs to it; `module` is the model without what wraps it there."""
+    """A model on its device, and what belongs to it."""
 
-    model: nn.Module
     module: nn.Module
     optimizer: torch.optim.Optimizer
     ema: Ema | None
     precision: str
 
 
-def _place(config: RunConfig, device: Device, module: nn.Module, image_size: int) -> _Placed:
+def _place(
+    config: RunConfig, device: Device, module: nn.Module, image_size: int, state: SavedState | None = None
+) -> _Placed:
     averaged = copy.deepcopy(module) if config.ema_decay else None
+    if averaged is not None and state and state.ema:
+        averaged.load_state_dict(state.ema)
     module = device.place_model(module)
     ema = Ema(module, device.place_model(averaged), config.ema_decay) if averaged is not None else None
-    precision = choose_precision(config.precision, device, module, image_size)
+    if state and state.device_kind == device.kind:
+        # what `auto` found may be another precision now
+        precision = state.precision
+    else:
+        precision = choose_precision(config.precision, device, module, image_size)
     if config.torch_compile == "on":
         device.compile_model(module)
-    model = device.share_model(module)
-    optimizer = build_optimizer(config, model.parameters(), device)
+    optimizer = build_optimizer(config, module, device)
+    if state:
+        restore_optimizer(optimizer, module, state.optimizer, device)
     device.wait()
-    return _Placed(model, module, optimizer, ema, precision)
-
-
-def _saver(
-    device: Device, placed: _Placed, folder: Path | None, about: dict[str, Any], emit: Emit
-) -> Callable[[str, int], None]:
-    """What writes a checkpoint: the averaged weights where there are such, and for `last` all to go on from."""
-    if folder is None:
-        return lambda which, epoch: None
-    shown = placed.ema.module if placed.ema else placed.module
-
-    def save(which: str, epoch: int) -> None:
-        with device.turn():
-            weights = device.to_host(dict(shown.state_dict()))
-            state = None
-            if which == "last":
-                state = device.to_host({"optimizer": placed.optimizer.state_dict(), "epoch": epoch})
-                if placed.ema:
-                    state["model"] = device.to_host(dict(placed.module.state_dict()))
-        path = save_checkpoint(folder, which, weights, {**about, "epoch": epoch}, state)
-        emit(CheckpointSaved(which, epoch, path.name))
-
-    return save
+    return _Placed(module, optimizer, ema, precision)
 
 
 def _read(

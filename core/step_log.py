@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from core.devices.base import StepTime
 from core.errors import TrainingError
@@ -16,7 +17,7 @@ from core.task import Task
 from core.timing import PhaseTimer
 
 SETTLING_STEPS = 2
-"""Steps at the start of a run that throughput leaves out."""
+"""Steps at the start of a run, and of each part of one that is taken up again, that throughput leaves out."""
 MAX_AHEAD = 32
 """Steps that the host may be ahead of the device: each keeps a batch in the device's memory."""
 
@@ -34,6 +35,8 @@ class _Stretch:
     compiles: int = 0
     is_disturbed: bool = False
     is_packing: bool = False
+    is_resumed: bool = False
+    """It began before the run was taken up again."""
     waits_s: list[float] = field(default_factory=list)
     """How long the host waited for the batch of each step."""
     times: list[StepTime] = field(default_factory=list)
@@ -64,6 +67,9 @@ class StepLog:
     tells nothing, it is seen from when figures come. The host's waits for data count as such only as far as the device
     had nothing to do meanwhile, else as compute.
 
+    Args:
+        first_step: with which this part of the run begins: what settles does so from there on.
+
     Attributes:
         sums: where steps add their loss and hits.
         totals: of all stretches logged so far.
@@ -72,9 +78,11 @@ class StepLog:
         idle_s: how long the device had nothing to do, None where it can't tell.
     """
 
-    def __init__(self, task: Task, epoch: int, timer: PhaseTimer, emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, task: Task, epoch: int, timer: PhaseTimer, emit: Callable[[Event], None], *, first_step: int = 1
+    ) -> None:
         self._device, self._epoch, self._timer, self._emit = task.device, epoch, timer, emit
-        self._is_packing = task.is_packing
+        self._is_packing, self._settles_at = task.is_packing, first_step - 1 + SETTLING_STEPS
         with self._device.turn():
             self.sums, self.totals = Sums(self._device), Totals()
         self._stretch, self._on_the_way = _Stretch(), list[_OnTheWay]()
@@ -85,6 +93,32 @@ class StepLog:
         self._watch = self._device.watch_steps(timer.total_s)
         self._untold: deque[_Stretch] = deque()
         self._ended_s = timer.total_s()
+
+    def state(self) -> dict[str, Any]:
+        """What an epoch's log needs to go on from here in another process: plain values; waits for the figures."""
+        self.finish(is_all=True)
+        sums, images = self.sums.state() if self._stretch.steps else ([0.0, 0.0, 0.0], 0)
+        return {
+            "sums": sums,
+            "sum_images": images,
+            "steps": self._stretch.steps,
+            "images": self._stretch.images,
+            "totals": asdict(self.totals),
+            "settled": asdict(self._settled),
+            "step_times": self.step_times.counts(),
+            "left_out": dict(self.left_out),
+            "idle_s": self.idle_s,
+        }
+
+    def go_on_from(self, state: dict[str, Any]) -> None:
+        """Begin with what `state` gave."""
+        if state["steps"]:
+            self.sums.go_on_from(state["sums"], state["sum_images"])
+        self._stretch = _Stretch(steps=state["steps"], images=state["images"], is_resumed=bool(state["steps"]))
+        self.totals, self._settled = Totals(**state["totals"]), _Settled(**state["settled"])
+        self.step_times = StepTimes([state["step_times"]])
+        self.left_out = Counter(state["left_out"])
+        self.idle_s = state["idle_s"]
 
     def has_batch(self, waited_s: float) -> None:
         """The batch of the step to come has arrived, for which the host had to wait so long."""
@@ -149,7 +183,7 @@ class StepLog:
                 f"The training loss is {means.loss} at step {logged.step} (epoch {self._epoch}).",
                 fix="Lower the learning rate, add warm-up epochs, or train in fp32.",
             )
-        stretch.left_out = _reason(logged.step, stretch)
+        stretch.left_out = _reason(logged.step <= self._settles_at, stretch)
         if stretch.left_out == SETTLED:
             self._settled.images += stretch.images
             self._settled.seconds += seconds
@@ -203,9 +237,9 @@ class StepLog:
         return now_s - began_s
 
 
-def _reason(step: int, stretch: _Stretch) -> str:
-    """Why the stretch that ends with this step is left out of throughput; empty where it counts."""
-    if step <= SETTLING_STEPS:
+def _reason(is_first: bool, stretch: _Stretch) -> str:
+    """Why the stretch is left out of throughput; empty where it counts."""
+    if is_first or stretch.is_resumed:
         return FIRST
     if stretch.compiles or stretch.is_disturbed:
         return COMPILING

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -21,7 +21,11 @@ from core.devices.base import Device
 from core.ema import Ema
 from core.errors import ConfigError
 from core.metrics import Sums
-from core.optim import set_lr
+from core.models.parts import choose_trainable
+from core.optim import make_momentum, set_lr
+from core.schedule import image_size_at
+from core.stages import trainable_at
+from core.state import Position
 
 
 class Loader(Protocol):
@@ -30,17 +34,24 @@ class Loader(Protocol):
     @property
     def num_batches(self) -> int: ...
 
-    def epoch(self, epoch: int) -> Generator[Batch, None, None]: ...
+    def epoch(self, epoch: int, first: int = 0) -> Generator[Batch, None, None]:
+        """From the place `first` on."""
 
 
 @dataclass
 class Task:
     """All that `fit` trains: built once in set-up, on its device.
 
-    `save(which, epoch)` writes a checkpoint; `set_train_mode()` puts the model into training mode, save for frozen
-    parts; `class_weights`, (classes,) float32, count in the training loss alone; `precision` is fp32, bf16 or fp16;
+    `save(which, epoch)` writes a checkpoint, and `keep(position)` all that is needed to go on from there; `position` is
+    where the run stands: not at its beginning where it is taken up again; `set_train_mode()` puts the model into
+    training mode, save for frozen parts; `class_weights`, (classes,) float32, count in the training loss alone;
+    `precision` is fp32, bf16 or fp16;
     `ema`, where there is one, is what is validated; `is_packing` says whether pictures are still being decoded and
-    packed beside the training; `lr_factor` multiplies the schedule's learning rates.
+    packed beside the training; `lr_factor` multiplies the schedule's learning rates; `image_size` is the side of
+    images at their full size in pixels, and `resize(side)` has epochs that begin from then on train on another one.
+
+    Attributes:
+        module: the model that was given; `model` is what is called, which wraps it where processes share a batch.
     """
 
     config: RunConfig
@@ -59,9 +70,17 @@ class Task:
     ema: Ema | None = None
     is_packing: Callable[[], bool] = lambda: False
     lr_factor: float = 1.0
+    position: Position = field(default_factory=Position)
+    keep: Callable[[Position], None] = lambda position: None
+    image_size: int = 0
+    resize: Callable[[int], None] = lambda side: None
+    module: nn.Module = field(init=False)
+    _trainable: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
+        self.module = self.model
         with self.device.turn():
+            self.model = self.device.share_model(self.module)
             self._place()
         self.scaler = GradScaler(self.device.torch_device.type, enabled=self.precision == "fp16")
 
@@ -70,15 +89,40 @@ class Task:
         self.shift, self.scale = (place(torch.tensor(three).reshape(shape)) for three in (self.mean, self.std))
         if self.class_weights is not None:
             self.class_weights = place(self.class_weights)
+        self._make_gradients()
+
+    def _make_gradients(self) -> None:
         if self.config.accumulate > 1:
             # gradients that are there before the first part, so that all parts are one program of XLA
             for parameter in self.trained():
                 # laid out in memory as the weights are, which torch's fused optimizers rely upon
-                parameter.grad = place(torch.zeros_like(parameter, device="cpu"))
+                parameter.grad = self.device.place(torch.zeros_like(parameter, device="cpu"))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Train what this epoch trains, on images of its size; also where an epoch is taken up in its midst.
+
+        What is not trained any more has no gradient, so that optimizers pass it over. Call it before `set_train_mode`.
+        """
+        config = self.config
+        if config.first_image_size:
+            self.resize(image_size_at(config, self.image_size, epoch))
+        trainable = trainable_at(config.trainable, config.trainable_from, epoch)
+        if not config.trainable_from or trainable == self._trainable:
+            return
+        self._trainable = trainable
+        with self.device.turn():
+            choose_trainable(self.module, trainable)
+            for parameter in self.module.parameters():
+                parameter.grad = None
+            self._make_gradients()
+            make_momentum(self.optimizer)
+            # what exchanges gradients must know which there are
+            self.model = self.device.share_model(self.module)
 
     def trained(self) -> list[nn.Parameter]:
-        """The parameters that are trained."""
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+        """The parameters that are trained at present."""
+        groups = self.optimizer.param_groups
+        return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
 
     def logits(self, images: Tensor, mix: Mix | None = None, *, model: nn.Module | None = None) -> Tensor:
         """Normalise uint8 images on the device, blend and classify them, as float32 (batch, classes)."""

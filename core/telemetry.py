@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from numpy.typing import ArrayLike
 
 from core.accelerators import Reader, accelerator_readers
 from core.events import Event, MachineSampled
@@ -94,25 +95,25 @@ class Telemetry:
         return MachineSampled(**values)
 
 
-def summary_of(samples: Sequence[tuple[float, Mapping[str, Any]]]) -> dict[str, Any] | None:
+def summary_of(samples: Mapping[str, ArrayLike]) -> dict[str, Any] | None:
     """What a run's samples come to.
 
     Args:
-        samples: (Unix time, payload of `MachineSampled`), in the order of time.
+        samples: `at` (Unix time, growing) and fields of `MachineSampled`, as many values for each, NaN for none.
 
     Returns:
         `samples`: how many; `interval_s`: the median time between two, None of one sample; and for each column that has
         values {"mean", "min", "max"}. None where there are no samples.
     """
-    if not samples:
+    times = np.asarray(samples["at"])
+    if not times.size:
         return None
-    times, payloads = zip(*samples, strict=True)
-    table = np.array([[payload.get(name) for name in _COLUMNS] for payload in payloads], dtype=float)
     summary: dict[str, Any] = {
-        "samples": len(samples),
+        "samples": len(times),
         "interval_s": float(np.median(np.diff(times))) if len(times) > 1 else None,
     }
-    for name, column in zip(_COLUMNS, table.T, strict=True):
+    for name in _COLUMNS:
+        column = np.asarray(samples.get(name, []))
         known = column[np.isfinite(column)]
         if known.size:
             summary[name] = {"mean": float(known.mean()), "min": float(known.min()), "max": float(known.max())}

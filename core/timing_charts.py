@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from core.chart_parts import height_of, known, layout_of, new_figure, row_ticks, stacked
 from core.charts import VALIDATION_COLOUR
@@ -104,18 +105,18 @@ def step_histogram(summary: dict[str, Any]) -> go.Figure:
     return figure.update_layout(showlegend=False, bargap=0)
 
 
-def machine_figure(samples: Sequence[tuple[float, Mapping[str, Any]]], start: float) -> go.Figure:
+def machine_figure(samples: Mapping[str, ArrayLike], start: float) -> go.Figure:
     """What processor, memory and accelerator did over the run, a panel for each unit.
 
     Args:
-        samples: (Unix time, payload of `MachineSampled`), in the order of time.
+        samples: see `summary_of`.
         start: Unix time of the run's start.
     """
     import pandas as pd
     from plotly.subplots import make_subplots
 
-    table = pd.DataFrame([dict(payload) for _, payload in samples], dtype=float)
-    table["at_s"] = [at - start for at, _ in samples]
+    table = pd.DataFrame({name: column for name, column in samples.items() if name != "id"}, dtype=float)
+    table["at_s"] = table.pop("at") - start
     table = table.groupby(np.arange(len(table)) // -(-max(len(table), 1) // MOST_POINTS)).mean()
     if "gpu_throttled" in table:
         table["gpu_throttled"] = 100 * table["gpu_throttled"].replace(0, np.nan)

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from core.control import Wish, check_wish
 from core.errors import ConfigError
 from core.events import Event, Tweaked, TweakRefused
 from core.schedule import lr_at
 from core.task import Task
+
+
+def make_changes(task: Task, wishes: Sequence[Wish], emit: Callable[[Event], None], *, step: int) -> None:
+    """Fulfil the wishes before this step, tell of each, and keep in mind what was changed."""
+    for wish in wishes:
+        answer = fulfil(task, wish, step=step, epoch=task.position.epoch)
+        if isinstance(answer, Tweaked):
+            task.position.told.append(answer)
+        emit(answer)
 
 
 def fulfil(task: Task, wish: Wish, *, step: int, epoch: int) -> Event:
@@ -23,7 +34,7 @@ def fulfil(task: Task, wish: Wish, *, step: int, epoch: int) -> Event:
         planned = lr_at(task.config, step, task.train.num_batches)
         before = task.lr_factor * planned
         task.lr_factor = wish.value if wish.what == "lr_factor" else wish.value / planned
-        return Tweaked(step, epoch, "lr", before, task.lr_factor * planned)
+        return Tweaked(step, epoch, "lr", before, task.lr_factor * planned, task.lr_factor)
     before = float(getattr(task.config, wish.what))
     value = max(wish.value, epoch) if wish.what == "epochs" else wish.value
     task.config = task.config.model_copy(update={wish.what: type(getattr(task.config, wish.what))(value)})

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from core.events import ForecastMade
+
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-!|~$:.&])")
+
+
+def escaped(text: str) -> str:
+    """Text in one line that markdown leaves as it is."""
+    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
 
 
 def time_in_words(seconds: float) -> str:
@@ -45,6 +54,19 @@ def forecast_in_words(forecast: ForecastMade) -> str:
         bounds = f" (95 %: {low} to {high} in all)" if low != high else ""
     about = f"About {time_in_words(forecast.total_s)} in all, {time_in_words(forecast.epoch_s)} an epoch"
     return f"{about}{bounds}, from {forecast.basis}."
+
+
+def lr_in_words(lr: float) -> str:
+    """0.0003 -> "3e-4", 0.00032 -> "3.2e-4", 0.012 -> "0.012"."""
+    if lr >= 1e-3:
+        return f"{lr:.2g}"
+    digits, exponent = f"{lr:.1e}".split("e")
+    return f"{digits.removesuffix('.0')}e{int(exponent)}"
+
+
+def stage_in_words(changes: list[str]) -> str:
+    """["what is trained changed to all layers", "the size of images changed to 192 px"] -> "all layers, 192 px" """
+    return ", ".join(change.rpartition(" changed to ")[2] for change in changes)
 
 
 def tweak_in_words(what: str, after: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from core.config import field_errors
-from ui import data_views, forms
+from ui import data_views, forms, uploads
 from ui.registry import services
 from ui.scans import ScanJob
 
@@ -17,19 +17,9 @@ def look(anew: bool = False) -> None:
     services().scans.scan(data_views.scan_key(), anew=anew)
 
 
-def take_upload(key: str) -> None:
-    """Keep the uploaded archive, choose it, and look at it."""
-    upload = st.session_state.get(key)
-    if upload is None:
-        return
-    try:
-        path = data_views.keep_upload(upload, upload.name, services().store.home)
-    except OSError as error:
-        st.session_state["upload_problem"] = f"The upload can't be kept: {error.strerror or error}."
-        return
-    st.session_state[forms.key_of("data")] = str(path)
-    # another key is another widget: the bytes in memory go with the old one
-    st.session_state["uploads"] = st.session_state.get("uploads", 0) + 1
+def take_upload(path: str) -> None:
+    """Choose the folder that an upload has become, and look at it."""
+    st.session_state[forms.key_of("data")] = path
     look()
 
 
@@ -59,20 +49,10 @@ def draw_choice(state: str) -> None:
 
 
 def draw_upload() -> None:
-    key = f"upload_{st.session_state.get('uploads', 0)}"
-    limit = st.get_option("server.maxUploadSize")
-    with st.expander("Upload an archive", icon=":material/upload:"):
-        st.file_uploader(
-            "A .zip or .tar of class folders",
-            data_views.UPLOAD_TYPES,
-            key=key,
-            on_change=take_upload,
-            args=(key,),
-            help=f"Up to {limit:,} MB. On a slow line, or for more, put the archive where this server can reach it and "
-            "give its path or web address above.",
-        )
-    if problem := st.session_state.pop("upload_problem", None):
-        st.error(problem)
+    # with a key it stays open when an upload has come
+    with st.expander("Upload an archive", icon=":material/upload:", key="upload_part"):
+        uploads.upload_field(take_upload)
+        uploads.uploads_list(take_upload)
 
 
 def draw_report(job: ScanJob) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import streamlit as st
 
 from core.records import RunRecord
-from ui.control_panel import control_panel
-from ui.fragments import show_status
+from ui.control_panel import abort_question, control_panel
+from ui.fragments import show_status, standing
 from ui.live_chart import live_chart
+from ui.queue_view import show_queue
 from ui.registry import services
+from ui.resume_card import resume_card
+from ui.words import escaped, state_of
 
 
 def _chosen(runs: list[RunRecord]) -> RunRecord:
@@ -17,9 +20,9 @@ def _chosen(runs: list[RunRecord]) -> RunRecord:
         if run.run_id == wanted:
             return run
     if wanted:
-        st.info(f"There is no run {wanted} any more; this is the latest one.")
-    order = {"running": 0, "paused": 0, "queued": 1}
-    return min(runs, key=lambda run: order.get(run.state, 2))
+        st.info(f"There is no run {escaped(wanted)} any more; this is the latest one.")
+    order = {"running": 0, "paused": 0, "queued": 1, "parked": 2}
+    return min(runs, key=lambda run: order.get(state_of(run), 3))
 
 
 runs = services().store.list_runs()
@@ -30,9 +33,13 @@ if not runs:
     st.stop()
 
 run = _chosen(runs)
-st.title(run.name)
-st.caption(f"{run.config.model} · {run.config.data} · {run.run_id}")
-st.fragment(show_status, run_every=1.0 if run.is_active else None)(run.run_id, run.state)
+st.title(escaped(run.name), anchor=False)
+st.caption(escaped(f"{run.config.model} · {run.config.data} · {run.run_id}"))
+st.fragment(show_status, run_every=1.0 if run.is_active else None)(run.run_id, standing(run))
 if run.state in ("running", "paused"):
     control_panel(run)
+    abort_question(run)
+elif not run.is_active:
+    resume_card(run)
+st.fragment(show_queue, run_every=1.0 if any(other.is_active for other in runs) else None)(run.run_id)
 live_chart(run.run_id)

@@ -8,13 +8,14 @@ from core.analysis.summary import list_rows, summarise
 from core.errors import AppError
 from ui import group_form, run_views
 from ui.registry import services
+from ui.words import escaped
 
 
 def draw_run(run_id: str) -> None:
     try:
         summary = summarise(services().store, run_id)
     except AppError as error:
-        st.error(f"**{error.problem}** Choose one from the table.")
+        st.error(f"**{escaped(error.problem)}** Choose one from the table.")
         return
     with st.container(border=True):
         run_views.run_header(summary)
@@ -27,8 +28,11 @@ group_form.go_to_made_group()
 st.title("Runs", anchor=False)
 rows = list_rows(services().store)
 selected = run_views.runs_table(rows) if rows else []
-if len(selected) == 1:
-    st.query_params["run"] = selected[0]
+# a selection counts when it is made: a link to another run leads there although a row stays selected
+if selected != st.session_state.get("runs_selected"):
+    st.session_state["runs_selected"] = selected
+    if len(selected) == 1:
+        st.query_params["run"] = selected[0]
 if len(selected) > 1:
     st.query_params.pop("run", None)
     summaries = [summarise(services().store, run_id) for run_id in selected]

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import BinaryIO
 
 import pandas as pd
 import streamlit as st
@@ -18,19 +15,16 @@ from core.data.dataset import FEW_IMAGES, SKIP_WORDS, Dataset
 from core.data.split import Item
 from core.errors import AppError
 from core.events import progress_in_words
-from core.files import built
 from ui import forms
 from ui.scans import ScanJob, ScanKey
 from ui.words import escaped
 
-UPLOAD_TYPES = ["zip", "tar", "tgz", "gz", "bz2", "xz"]
 THUMBNAIL = 160
 PER_PAGE = 12
 MOST_SENTENCES = 5
 MOST_IGNORED = 200
 LAZY_ROWS = 10_000
 ALL = -1
-_PIECE = 2**20
 Placed = list[tuple[str, Item]]
 
 
@@ -39,21 +33,6 @@ def scan_key() -> ScanKey:
     return ScanKey(
         *(st.session_state[forms.key_of(name)] for name in ("data", "seed", "val_percent", "val_duplicates"))
     )
-
-
-def keep_upload(upload: BinaryIO, name: str, home: Path) -> Path:
-    """Put an uploaded archive below `home`/uploads, whole or not at all; equal bytes and names lie there once."""
-    digest = hashlib.sha256()
-    while piece := upload.read(_PIECE):
-        digest.update(piece)
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(name).name)[-80:].lstrip(".") or "upload"
-    target = home / "uploads" / f"{digest.hexdigest()[:16]}-{safe}"
-    if not target.exists():
-        upload.seek(0)
-        with built(target) as temporary, temporary.open("wb") as out:
-            while piece := upload.read(_PIECE):
-                out.write(piece)
-    return target
 
 
 def show_progress(job: ScanJob) -> None:
@@ -261,9 +240,10 @@ def training_batch(job: ScanJob) -> None:
     if batch.batch_size > SHOWN:
         st.caption(f"The first {SHOWN} of {batch.batch_size:,} images.")
     if not batch.is_exact:
+        why = f"{config.batch_size:,} would take long" if config.batch_size else "the run finds its batch size itself"
         st.caption(
-            f"Drawn in a batch of {batch.batch_size:,}, since {config.batch_size:,} would take long: the files are "
-            "those of the run, crops and colours are drawn otherwise."
+            f"Drawn in a batch of {batch.batch_size:,}, since {why}: the files are those of the run, crops and colours "
+            "are drawn otherwise."
         )
     for file, why in batch.lost[:MOST_SENTENCES]:
         st.warning(f"{escaped(file)} can't be read any more: {escaped(why)}", icon=":material/broken_image:")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,12 +11,13 @@ from core.analysis.forecast import SAME, forecast_for
 from core.analysis.summary import summarise
 from core.config import RunConfig
 from core.devices import resolve_kind
-from core.errors import AppError, StoreError
+from core.errors import AppError
 from core.events import ForecastMade
 from core.records import RunRecord
 from core.words import forecast_in_words
+from ui.probes import follow_probe, start_probe
 from ui.registry import services
-from ui.words import escaped, phase_in_words
+from ui.words import escaped
 
 Job = tuple[Any, ...]
 
@@ -68,13 +68,16 @@ def draw_forecast(config: RunConfig, is_ready: bool) -> None:
             record
             for record in records
             if record.purpose == "probe"
+            and not record.work
             and job_of(record.config) == job_of(config)
             and (record.device_kind or resolve_kind(record.config.device)) == kind
         ),
         None,
     )
     if probe is not None and probe.is_active:
-        st.fragment(show_probe, run_every=0.5)(probe.run_id)
+        st.fragment(follow_probe, run_every=0.5)(
+            probe.run_id, words="A few steps are being timed. {where}.", shown=("phase",), key="stop_probe"
+        )
         return
     if probe is not None and probe.state in ("failed", "interrupted"):
         told = summarise(services().store, probe.run_id)
@@ -86,32 +89,3 @@ def draw_forecast(config: RunConfig, is_ready: bool) -> None:
         "Time a few steps first", icon=":material/timer:", key="start_probe", disabled=not is_ready,
         on_click=start_probe, args=(config,), help="Some steps are trained and timed, and nothing of them is kept.",
     )  # fmt: skip
-
-
-def start_probe(config: RunConfig) -> None:
-    try:
-        services().store.create_run(config, purpose="probe")
-    except StoreError as error:
-        st.toast(escaped(str(error)), icon=":material/error:")
-    else:
-        services().worker.wake()
-
-
-def show_probe(run_id: str) -> None:
-    """Where a probe stands; reruns the page when it has ended."""
-    try:
-        record = services().store.get_run(run_id)
-    except StoreError:
-        st.rerun()
-    if not record.is_active:
-        st.rerun()
-    # not the epoch, of which a probe makes but a few steps
-    words = phase_in_words({"phase": record.phase.get("phase")})
-    st.markdown(f":material/hourglass_top: A few steps are being timed. {words}.")
-    st.button("Stop", icon=":material/stop:", key="stop_probe", on_click=_stop, args=(run_id,))
-
-
-def _stop(run_id: str) -> None:
-    # it may have ended meanwhile
-    with contextlib.suppress(StoreError):
-        services().store.request(run_id, "stop")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 import plotly.graph_objects as go
 import streamlit as st
 
-from core.config import PRESET_TITLES, PRESETS, RunConfig
+from core.config import PRESET_TITLES, PRESETS, RunConfig, value_in_words
 from core.devices.base import DeviceInfo
 from core.errors import AppError
-from core.schedule import lr_at
+from core.schedule import changes_at, changes_between_epochs, lr_at
 from core.store import Store
+from core.words import stage_in_words
+from ui.registry import services
 from ui.words import escaped
 
 FIRST_PRESET = "quick"
@@ -45,8 +48,9 @@ SECTIONS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "Classes and feeding": (("sampling", "class_weights"), ("val_duplicates", "workers")),
     "Speed and memory": (("matmul_precision",), ("torch_compile",), ("accumulate", "num_devices")),
-    "Steadier training": (("clip_grad_norm", "ema_decay"),),
-    "When to end": (("patience", "time_limit_min"),),
+    "From epoch to epoch": (("trainable_from",), ("first_image_size",)),
+    "Steadier training": (("clip_grad_norm", "ema_decay"), ("layer_decay",)),
+    "When to save and to end": (("checkpoint_min",), ("patience", "time_limit_min")),
     "Cold or warm": (("process",), ("caches",)),
 }
 """The folded parts of the form, by title: rows of fields that stand side by side."""
@@ -104,8 +108,20 @@ FLOAT_STEPS = {
     "clip_grad_norm": 0.5,
     "ema_decay": 0.001,
     "time_limit_min": 1.0,
+    "checkpoint_min": 1.0,
+    "layer_decay": 0.05,
 }
+EMPTY_WORDS = {
+    "image_size": "the model's own",
+    "first_image_size": "one size in all epochs",
+    "trainable_from": "the same in all epochs",
+}
+"""What it means that a field is empty."""
+CAN_BE_AUTO = {"batch_size": "As large as fits"}
+"""Numbers that can be found before the run, and what the choice is called."""
 AGAIN_KEY = "run_again"
+IS_OPENED_KEY = "is_page_opened"
+"""Whether the page was another one when it was last drawn."""
 PREVIEW_STEPS_PER_EPOCH = 50
 PREVIEW_POINTS = 400
 
@@ -132,13 +148,8 @@ def reference_values() -> dict[str, Any]:
     return again["config"] if again else preset_values(st.session_state["preset"])
 
 
-def fill_from(run_id: str, name: str, config: dict[str, Any]) -> None:
-    """Set every field to a run's value, from which changes are marked."""
-    st.session_state[AGAIN_KEY] = {"run_id": run_id, "name": name, "config": config}
-    _take(config)
-
-
-def _take(values: dict[str, Any]) -> None:
+def take(values: dict[str, Any]) -> None:
+    """Set these fields."""
     for name, value in values.items():
         st.session_state[key_of(name)] = value
 
@@ -148,17 +159,20 @@ def fill_in() -> None:
     st.session_state.setdefault("preset", FIRST_PRESET)
     for name, value in preset_values(st.session_state["preset"]).items():
         st.session_state.setdefault(key_of(name), value)
+        # else a field of a page just opened shows its own default where its value came from a press elsewhere
+        if st.session_state.get(IS_OPENED_KEY):
+            st.session_state[key_of(name)] = st.session_state[key_of(name)]
 
 
 def take_preset() -> None:
     """Set every field to the chosen preset's value."""
     st.session_state.pop(AGAIN_KEY, None)
-    _take(preset_values(st.session_state["preset"]))
+    take(preset_values(st.session_state["preset"]))
 
 
 def take_reference() -> None:
     """Set every field to what the form started from."""
-    _take(reference_values())
+    take(reference_values())
 
 
 def values() -> dict[str, Any]:
@@ -188,20 +202,21 @@ def preset_choice() -> None:
         if changed:
             words = f"Reset {len(changed)} changed field{'s' if len(changed) > 1 else ''}"
             st.button(words, icon=":material/undo:", type="tertiary", on_click=take_reference, key="reset_all")
-    if again := st.session_state.get(AGAIN_KEY):
-        with st.container(horizontal=True, vertical_alignment="center"):
-            st.markdown(
-                f":material/replay: As **{escaped(again['name'])}** ({again['run_id']}) was; changes are marked."
-            )
-            st.button("Back to the preset", type="tertiary", on_click=take_preset, key="leave_run")
 
 
-def field(name: str, problems: dict[str, str], *, options: list[str] | None = None) -> None:
+def field(
+    name: str,
+    problems: dict[str, str],
+    *,
+    options: list[str] | None = None,
+    words: Callable[[str], str] = str,
+) -> None:
     """One field's widget; marked and with a way back where it differs from what the form started from.
 
     Args:
         problems: as `field_errors` gives them; the field's own is written under it.
         options: suggestions for a text field, which makes it a searchable list.
+        words: what a suggestion is shown as; another text for each.
     """
     info = RunConfig.model_fields[name]
     preset = reference_values()[name]
@@ -220,7 +235,9 @@ def field(name: str, problems: dict[str, str], *, options: list[str] | None = No
             )
         elif options is not None:
             known = list(dict.fromkeys([*options, st.session_state[key_of(name)]]))
-            st.selectbox(label, known, accept_new_options=True, **common)
+            st.selectbox(label, known, accept_new_options=True, format_func=words, **common)
+        elif info.annotation is str:
+            st.text_input(label, placeholder=EMPTY_WORDS[name], **common)
         else:
             _number(name, label, common)
         if is_changed:
@@ -229,12 +246,14 @@ def field(name: str, problems: dict[str, str], *, options: list[str] | None = No
                 icon=":material/undo:",
                 type="tertiary",
                 key=f"reset_{name}",
-                help=f"Back to {'automatic' if preset is None else preset}",
+                help=f"Back to {EMPTY_WORDS[name] if preset in (None, '') else escaped(value_in_words(name, preset))}",
                 on_click=_reset,
                 args=(name, preset),
             )
+    if name in CAN_BE_AUTO:
+        _auto_toggle(name)
     if name in problems:
-        st.caption(f":red[{info.title}: {problems[name]}.]")
+        st.caption(f":red[{info.title}: {escaped(problems[name])}.]")
 
 
 def section(title: str, problems: dict[str, str]) -> None:
@@ -268,8 +287,21 @@ def _number(name: str, label: str, common: dict[str, Any]) -> None:
                 limits[side] = kind(getattr(limit, edge))
     shape = {"step": FLOAT_STEPS.get(name, 0.1), "format": "%g"} if kind is float else {"step": 1}
     if type(None) in get_args(info.annotation):
-        shape |= {"value": None, "placeholder": "the model's own"}
+        shape |= {"value": None, "placeholder": EMPTY_WORDS[name]}
+    if name in CAN_BE_AUTO:
+        shape["disabled"] = not st.session_state[key_of(name)]
     st.number_input(label, **limits, **shape, **common)
+
+
+def _auto_toggle(name: str) -> None:
+    """Whether a number is found before the run, for which 0 stands."""
+    st.session_state[f"auto_{name}"] = not st.session_state[key_of(name)]
+    st.toggle(CAN_BE_AUTO[name], key=f"auto_{name}", on_change=_take_auto, args=(name,))
+
+
+def _take_auto(name: str) -> None:
+    number = reference_values()[name] or RunConfig.model_fields[name].default
+    _reset(name, 0 if st.session_state[f"auto_{name}"] else number)
 
 
 def _reset(name: str, value: Any) -> None:
@@ -287,10 +319,14 @@ def known_models() -> dict[str, dict[str, Any]]:
     }
 
 
+def _known(name: str, models: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    short = name.removeprefix("timm/").removeprefix("torchvision/")
+    return models.get(name) or models.get(short) or models.get(f"timm/{short}")
+
+
 def model_caption(name: str, models: dict[str, dict[str, Any]]) -> str:
     """Size, image size and where the weights are, in one line."""
-    short = name.removeprefix("timm/").removeprefix("torchvision/")
-    model = models.get(name) or models.get(short) or models.get(f"timm/{short}")
+    model = _known(name, models)
     if model is None:
         return ":orange[No model of this name is known.]"
     parts = []
@@ -300,6 +336,16 @@ def model_caption(name: str, models: dict[str, dict[str, Any]]) -> str:
         parts.append(f"{model['image_size']} px")
     parts.append(WEIGHTS_WORDS.get(model["weights"], model["weights"]))
     return " · ".join(parts)
+
+
+def epochs_caption(config: RunConfig, models: dict[str, dict[str, Any]]) -> str:
+    """ "Then, from epoch 2 on the last stages, 48 px; from epoch 3 on 64 px."; empty where epochs are alike."""
+    full = config.image_size or (_known(config.model, models) or {}).get("image_size")
+    if not changes_between_epochs(config) or not full:
+        return ""
+    changes = {epoch: changes_at(config, full, epoch) for epoch in range(2, config.epochs + 1)}
+    told = [f"from epoch {epoch} on {stage_in_words(words)}" for epoch, words in changes.items() if words]
+    return f"Then, {'; '.join(told)}." if told else ""
 
 
 @st.cache_data(show_spinner=False)
@@ -349,10 +395,10 @@ def _card(kind: str, title: str, words: str, is_available: bool, chosen: str) ->
 
 
 def data_problem(spec: str) -> str:
-    """Why the data aren't there, seen without reading them; "" where they are."""
+    """Why the data aren't there or may not be read, seen without reading them; "" where they can be."""
     from core.data.sources import locate
 
-    return _problem(lambda: locate(spec))
+    return problem_of(lambda: services().roots.check_spec(spec)) or problem_of(lambda: locate(spec))
 
 
 def data_caption(spec: str) -> str:
@@ -365,17 +411,20 @@ def data_caption(spec: str) -> str:
 def device_problem(config: RunConfig) -> str:
     """Why the config's device can't run it; "" where it can."""
     from core.devices import check_precision, count_sharing, resolve_kind
+    from core.devices.ranks import count_processes
     from core.setup import check_batch
 
     def check() -> None:
         kind = resolve_kind(config.device)
         check_precision(kind, config.precision)
-        check_batch(config, count_sharing(kind, config.num_devices))
+        count = count_processes(kind, config.num_devices)
+        check_batch(config, count_sharing(kind, config.num_devices), count)
 
-    return _problem(check)
+    return problem_of(check)
 
 
-def _problem(check: Callable[[], object]) -> str:
+def problem_of(check: Callable[[], object]) -> str:
+    """The error that a check raises, as a person reads it; "" where it raises none."""
     try:
         check()
     except AppError as error:
@@ -397,9 +446,12 @@ def schedule_figure(config: RunConfig) -> go.Figure:
     return figure
 
 
-def request_token(config: RunConfig, newest_run: str) -> str:
+def request_token(config: RunConfig, newest_run: str, made_from: dict[str, Any]) -> str:
     """Equal for presses of Start with equal forms while `newest_run` is the newest one.
 
     So a double click, or two tabs at once, make one run.
+
+    Args:
+        made_from: see `origin.made_from`.
     """
-    return hashlib.sha256(f"{config.model_dump_json()}|{newest_run}".encode()).hexdigest()
+    return hashlib.sha256(f"{config.model_dump_json()}|{newest_run}|{json.dumps(made_from)}".encode()).hexdigest()

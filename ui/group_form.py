@@ -19,7 +19,7 @@ from core.errors import AppError
 from core.groups import plan_group, varied
 from core.records import PlannedRun
 from core.words import counted, time_in_words
-from ui import forms
+from ui import forms, origin
 from ui.forecast_card import forecast_of, newest_state
 from ui.registry import services
 from ui.timing_views import warnings
@@ -58,7 +58,11 @@ def comparison_of(
     except AppError as error:
         return Comparison(problem=str(error))
     for label, config in configs.items():
-        if problem := forms.device_problem(config) or forms.data_problem(config.data):
+        if (
+            problem := forms.device_problem(config)
+            or forms.data_problem(config.data)
+            or origin.weights_problem(config, services().store)
+        ):
             return Comparison(problem=f"{label}: {problem}")
     if start != "warm" and any(holds_tpu(config) for config in configs.values()):
         return Comparison(

@@ -47,12 +47,13 @@ function begin(root, run, specs) {
   const grid = root.querySelector(".run-charts");
   const note = root.querySelector(".run-charts-note");
   const held = { steps: {}, epochs: {}, marks: [] };
-  let cursor = "", timer = null, isOver = false, wait = 1000, state = "", isStale = true;
+  let cursor = "", timer = null, isOver = false, wait = 1000, state = "", isStale = true, drawnText = "";
 
   function draw(Plotly) {
     const style = getComputedStyle(root);
     const read = (name) => style.getPropertyValue(name).trim();
-    const text = read("--st-text-color") || "#333", line = read("--st-border-color") || "#ddd";
+    drawnText = read("--st-text-color");
+    const text = drawnText || "#333", line = read("--st-border-color") || "#ddd";
     const hasTop5 = (held.epochs.val_top5 || []).some((value) => value !== null);
     for (const spec of specs) {
       let box = grid.querySelector(`[data-chart="${spec.id}"]`);
@@ -108,7 +109,7 @@ function begin(root, run, specs) {
       if (sent.whole) { held.steps = {}; held.epochs = {}; }
       splice(held.steps, sent.steps);
       splice(held.epochs, sent.epochs);
-      isStale = isStale || sent.marks.length !== held.marks.length;
+      isStale = isStale || JSON.stringify(sent.marks) !== JSON.stringify(held.marks);
       held.marks = sent.marks;
       const hasData = (held.steps.step || []).length > 0 || (held.epochs.epoch || []).length > 0;
       if (hasData && (isStale || sent.cursor !== cursor || sent.whole || state !== sent.state)) draw(Plotly);
@@ -126,17 +127,18 @@ function begin(root, run, specs) {
   }
 
   function plan(delay) { if (!isOver && timer === null) timer = setTimeout(poll, delay); }
-  const themed = new MutationObserver(() => {
-    if (window.Plotly && grid.childElementCount) draw(window.Plotly);
-  });
-  if (root instanceof Element) themed.observe(root, { attributes: true, attributeFilter: ["style", "class"] });
+  // the page's colours change somewhere above, without a sign here
+  const themed = setInterval(() => {
+    const isOther = getComputedStyle(root).getPropertyValue("--st-text-color").trim() !== drawnText;
+    if (window.Plotly && grid.childElementCount && isOther) draw(window.Plotly);
+  }, 1000);
   // fetched beside the first figures, not after them; poll() tells of a failure
   loadPlotly().catch(() => {});
   poll();
   return () => {
     isOver = true;
     clearTimeout(timer);
-    themed.disconnect();
+    clearInterval(themed);
     for (const box of grid.children) if (window.Plotly) window.Plotly.purge(box.firstChild);
     grid.replaceChildren();
   };

@@ -11,6 +11,8 @@ if ROOT not in sys.path:
 
 import streamlit as st  # noqa: E402
 
+from ui.sessions import COOKIE_PREFIX  # noqa: E402
+
 st.set_page_config(page_title="Fine-tune", page_icon=":material/tune:", layout="wide")
 page = st.navigation(
     [
@@ -19,6 +21,13 @@ page = st.navigation(
         st.Page("../pages/live.py", title="Live", icon=":material/monitoring:"),
         st.Page("../pages/runs.py", title="Runs", icon=":material/history:"),
         st.Page("../pages/timings.py", title="Timings", icon=":material/timer:"),
+        st.Page("../pages/system.py", title="System", icon=":material/health_and_safety:"),
     ]
 )
+st.session_state["is_page_opened"] = st.session_state.get("shown_page") != page.title
+st.session_state["shown_page"] = page.title
+if any(name.startswith(COOKIE_PREFIX) for name in st.context.cookies):
+    with st.sidebar:
+        # an address of the gate's, not a page: Streamlit's own links would look for one
+        st.html('<a href="/logout" style="color: inherit; font-size: 0.875rem">Log out</a>')
 page.run()

@@ -13,10 +13,14 @@ from core.analysis.summary import EPOCH_TITLES
 from core.config import RunConfig
 from core.data.dataset import SKIP_WORDS
 from core.data.figures import SPLIT_WORDS
-from core.errors import AppError
-from ui import forms
+from core.errors import AppError, StoreError
+from core.records import RunRecord
+from core.script import changes_counted, script_of
+from core.words import counted
+from ui import origin
 from ui.data_views import callouts, number_cards
 from ui.registry import services
+from ui.resume_card import resume_card
 from ui.timing_views import downloads, run_times
 from ui.words import STATE_COLOURS, STATE_WORDS, escaped, percent, seconds_in_words
 
@@ -58,12 +62,16 @@ def run_header(summary: dict[str, Any]) -> None:
     state = summary["state"]
     st.subheader(escaped(summary["name"]), anchor=False)
     st.badge(STATE_WORDS.get(state, state), color=STATE_COLOURS.get(state, "gray"))
+    _made_from(summary)
     if summary["reason"]:
-        st.error(f"**{summary['reason']}** {summary['fix']}")
+        st.error(f"**{escaped(summary['reason'])}** {escaped(summary['fix'])}")
     if summary["ended_early"]:
         st.info(escaped(summary["ended_early"]), icon=":material/flag:")
     if state in ("queued", "running", "paused"):
-        st.page_link("../pages/live.py", label="Watch it live", icon=":material/monitoring:")
+        st.page_link(
+            "../pages/live.py", label="Watch it live", icon=":material/monitoring:",
+            query_params={"run": summary["run_id"]},
+        )  # fmt: skip
     best = summary["best"] or {"epoch": None, "val_top1": None}
     rates = [epoch["images_per_s"] for epoch in summary["epochs"] if epoch["images_per_s"]]
     with st.container(horizontal=True):
@@ -74,6 +82,29 @@ def run_header(summary: dict[str, Any]) -> None:
         st.metric(
             "Device", summary["device"]["kind"], border=True, width="content", help=summary["device"]["name"] or None
         )
+
+
+def _made_from(summary: dict[str, Any]) -> None:
+    """Which run it was made from, with a link, what it started from, and the changes that it follows."""
+    parent = _parent(summary)
+    if parent is not None:
+        st.page_link(
+            "../pages/runs.py", label=f"Made from {escaped(parent.name)} ({parent.run_id})",
+            icon=":material/fork_right:", query_params={"run": parent.run_id},
+        )  # fmt: skip
+    elif summary["forked_from"]:
+        st.caption(f":material/fork_right: Made from run {summary['forked_from']}, which was deleted.")
+    if start := summary["environment"].get("started_from"):
+        st.caption(f":material/model_training: It started from {escaped(start)}.")
+    if summary["forked_from"] and (script := summary["script"]):
+        st.caption(f":material/playlist_play: It follows {changes_counted(len(script))} made while that one ran.")
+
+
+def _parent(summary: dict[str, Any]) -> RunRecord | None:
+    try:
+        return services().store.get_run(summary["forked_from"]) if summary["forked_from"] else None
+    except StoreError:
+        return None
 
 
 def run_charts(run_id: str) -> None:
@@ -101,7 +132,7 @@ def run_tables(summary: dict[str, Any]) -> None:
     with data:
         _data(summary)
     with config:
-        st.dataframe(_config_frame({"Value": summary["config"]}), hide_index=True)
+        _config(summary)
     with environment:
         st.json(summary["environment"] or {}, expanded=True)
 
@@ -132,6 +163,26 @@ def _data(summary: dict[str, Any]) -> None:
         )
 
 
+def _config(summary: dict[str, Any]) -> None:
+    """All options; what differs from the run it was made from comes first, marked."""
+    frame, parent = _config_frame({"Value": summary["config"]}), _parent(summary)
+    if found := summary["environment"].get("batch_size"):
+        st.caption(f"The batch size was found before the run: {found:,}, {summary['environment']['batch_size_is']}.")
+    if parent is not None:
+        theirs = _config_frame({"Value": parent.config.model_dump()})["Value"]
+        differs = frame["Value"] != theirs
+        words = counted(int(differs.sum()), "option") if differs.any() else "Nothing"
+        st.caption(f"{words} {'differs' if differs.sum() < 2 else 'differ'} from the run it was made from.")
+        frame["Field"] = frame["Field"].where(~differs, "● " + frame["Field"])
+        frame["There"] = theirs.where(differs, "")
+        frame = pd.concat([frame[differs], frame[~differs]])
+    st.dataframe(frame, hide_index=True)
+
+
+def _is_auto(name: str, value: Any) -> bool:
+    return name == "batch_size" and value == 0
+
+
 def _config_frame(configs: dict[str, dict[str, Any]], *, only_different: bool = False) -> pd.DataFrame:
     names = [
         name
@@ -140,7 +191,9 @@ def _config_frame(configs: dict[str, dict[str, Any]], *, only_different: bool = 
     ]
     columns: dict[str, list[Any]] = {"Field": [RunConfig.model_fields[name].title for name in names]}
     for title, config in configs.items():
-        columns[title] = ["automatic" if config[name] is None else str(config[name]) for name in names]
+        columns[title] = [
+            "automatic" if config[name] is None or _is_auto(name, config[name]) else str(config[name]) for name in names
+        ]
     return pd.DataFrame(columns)
 
 
@@ -157,16 +210,38 @@ def run_tools(summary: dict[str, Any]) -> None:
                 store.set_note(run_id, note)
                 store.set_tags(run_id, tags.split(","))
             except AppError as error:
-                st.error(str(error))
+                st.error(escaped(str(error)))
             else:
                 st.rerun()
     downloads(run_id)
-    if st.button("Run again with changes", icon=":material/replay:", help="Opens Train, filled from this run."):
-        forms.fill_from(run_id, summary["name"], summary["config"])
-        st.switch_page("../pages/train.py")
+    _forks(summary)
     is_active = summary["state"] in ("queued", "running", "paused")
     if st.button("Delete", icon=":material/delete:", disabled=is_active, help="Stop it first." if is_active else None):
         _ask_delete(run_id, summary["name"])
+
+
+def _forks(summary: dict[str, Any]) -> None:
+    """The ways to make another run of this one, and to take it up again."""
+    store, run_id = services().store, summary["run_id"]
+    has_weights = (store.run_folder(run_id) / "best.safetensors").is_file()
+    with st.container(horizontal=True):
+        again = st.button(
+            "Run again with changes", icon=":material/replay:", help="Opens Train, filled from this run."
+        )  # fmt: skip
+        warm = st.button(
+            "Start from its weights", icon=":material/fork_right:", disabled=not has_weights,
+            help="Opens Train, filled from this run and with its best weights to start from."
+            if has_weights else "It has no best checkpoint.",
+        )  # fmt: skip
+    if again or warm:
+        origin.fill_from(
+            run_id, summary["name"], summary["config"],
+            script=script_of(store, run_id), weights=f"run:{run_id}" if warm else "",
+        )  # fmt: skip
+        st.switch_page("../pages/train.py")
+    record = store.get_run(run_id)
+    if not record.is_active:
+        resume_card(record)
 
 
 @st.dialog("Delete this run?")
@@ -183,7 +258,7 @@ def _delete(run_id: str) -> None:
     try:
         services().store.delete(run_id)
     except AppError as error:
-        st.toast(str(error), icon=":material/error:")
+        st.toast(escaped(str(error)), icon=":material/error:")
     else:
         st.query_params.pop("run", None)
 

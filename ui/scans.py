@@ -111,10 +111,11 @@ class Scans:
 
     Args:
         home: where unpacked data and what is known of files lie.
+        admit: is shown each SPEC before anything of it is looked at, and raises where it must not be.
     """
 
-    def __init__(self, home: Path) -> None:
-        self._home = home
+    def __init__(self, home: Path, admit: Callable[[str], None] = lambda spec: None) -> None:
+        self._home, self._admit = home, admit
         self._jobs: OrderedDict[ScanKey, ScanJob] = OrderedDict()
         self._busy: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -143,6 +144,11 @@ class Scans:
         threading.Thread(target=self._run, args=(job, anew, busy), name=f"scan-{job.number}", daemon=True).start()
         return job
 
+    def is_reading(self, spec: str) -> bool:
+        """Whether a scan of these data runs."""
+        with self._lock:
+            return any(job.key.spec == spec and job.state == "running" for job in self._jobs.values())
+
     def close(self) -> None:
         """Stop all that run; none is waited for."""
         with self._lock:
@@ -156,6 +162,7 @@ class Scans:
 
     def _run(self, job: ScanJob, anew: bool, busy: threading.Lock) -> None:
         try:
+            self._admit(job.key.spec)
             with busy:
                 job.run(self._home, anew)
         except _StoppedError:

@@ -136,7 +136,7 @@ def downloads(name: str, *, has_tables: bool = True) -> None:
 def run_times(summary: dict[str, Any]) -> None:
     """Why a run took the time it took, and every chart of it."""
     store, run_id = services().store, summary["run_id"]
-    samples = [(event.at, event.payload) for event in store.events(run_id, kinds=("MachineSampled",))]
+    samples = store.columns(run_id, "MachineSampled")
     figures = {
         "phases": timing_charts.phases_by_epoch(summary),
         "setup": timing_charts.setup_figure(summary),

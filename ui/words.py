@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from core.events import PHASE_WORDS
+from core.records import RunRecord
+from core.words import escaped as escaped
 from core.words import time_in_words
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-!|~$:.])")
 STATE_WORDS = {
     "queued": "Queued",
     "running": "Running",
     "paused": "Paused",
+    "parked": "Paused, device free",
     "stopped": "Stopped",
     "finished": "Finished",
     "failed": "Failed",
@@ -22,11 +23,17 @@ STATE_COLOURS = {
     "queued": "gray",
     "running": "primary",
     "paused": "orange",
+    "parked": "orange",
     "stopped": "gray",
     "finished": "green",
     "failed": "red",
     "interrupted": "orange",
 }
+
+
+def state_of(record: RunRecord) -> str:
+    """The run's state; `parked` where it is paused and has left its device."""
+    return "parked" if record.is_parked else record.state
 
 
 def seconds_in_words(seconds: float | None) -> str:
@@ -42,6 +49,12 @@ def percent(value: float | None) -> str:
 def phase_in_words(phase: dict[str, Any]) -> str:
     """Where a trainer stands, as "Training: epoch 2 of 5, step 120 of 313"."""
     words = PHASE_WORDS.get(str(phase.get("phase") or ""), "Waiting for the worker")
+    place = place_in_words(phase)
+    return f"{words}: {place}" if place else words
+
+
+def place_in_words(phase: dict[str, Any]) -> str:
+    """What of `phase_in_words` comes after the colon; "" where there is nothing."""
     parts = []
     for name in ("epoch", "step"):
         if phase.get(name):
@@ -49,9 +62,4 @@ def phase_in_words(phase: dict[str, Any]) -> str:
             parts.append(f"{name} {phase[name]:,} of {total:,}" if total else f"{name} {phase[name]:,}")
     if phase.get("detail"):
         parts.append(str(phase["detail"]))
-    return f"{words}: {', '.join(parts)}" if parts else words
-
-
-def escaped(text: str) -> str:
-    """Text in one line that markdown leaves as it is."""
-    return _MARKDOWN.sub(r"\\\1", " ".join(text.split()))
+    return ", ".join(parts)

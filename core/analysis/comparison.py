@@ -17,7 +17,7 @@ from core.analysis.statistics import ADVISED_REPEATS, MIN_REPEATS, Description, 
 from core.errors import ConfigError
 from core.events import Phases
 from core.records import ENDED_STATES
-from core.words import counted, phase_in_words
+from core.words import counted, escaped, phase_in_words
 
 TIME_TO_ACCURACY = "time_to_accuracy_s"
 
@@ -166,7 +166,9 @@ def rows_of(result: dict[str, Any]) -> list[tuple[str, ...]]:
 def markdown(result: dict[str, Any]) -> str:
     """What `compare` returned as a table for a README."""
     head, *rows = rows_of(result)
-    lines = [head, ("---", "---", *["---:"] * (len(head) - 2)), *rows]
+    # the labels are names that people gave
+    rows = [(escaped(label.replace("|", "/")), *rest) for label, *rest in rows]
+    lines = [(*head[:-1], escaped(head[-1].replace("|", "/"))), ("---", "---", *["---:"] * (len(head) - 2)), *rows]
     return "".join(f"| {' | '.join(text.replace('|', '/') for text in row)} |\n" for row in lines)
 
 

@@ -116,6 +116,8 @@ def _compile(run: RunFacts) -> Iterator[Finding]:
     if not again and not (count and run.is_much(seconds)):
         return
     sentence, advice = f"{run.of_run(seconds)} went into compiling {counted(count, 'program')}", _stay(run)
+    if planned := sum(program["count"] for program in run.planned_programs()):
+        sentence += f", {planned:,} of them for what later epochs do otherwise"
     if again:
         num_again, epochs = sum(program["count"] for program in again), {program["epoch"] for program in again}
         cause = again[0]["cause"]
@@ -143,7 +145,8 @@ def _evaluation(run: RunFacts) -> Iterator[Finding]:
     num_train, num_val = run.get("num_train") or 0, run.get("num_val") or 0
     forward = FORWARD_SHARE.get(str(run.get("config", "trainable")), FORWARD_SHARE["all"])
     expected_s = forward * run.phase_s("compute") * num_val / num_train if num_train else 0.0
-    is_slow = 0 < 1.5 * expected_s <= seconds and run.is_much(seconds)
+    # training on small images, or of the head alone, says little of a pass over whole ones
+    is_slow = 0 < 1.5 * expected_s <= seconds and run.is_much(seconds) and not run.changes_between_epochs
     if seconds < LEAST_S or not (is_slow or seconds >= 0.2 * epochs_s):
         return
     sentence = f"{run.of_run(seconds)} was evaluation, the pass over {counted(num_val, 'validation image')}"
@@ -189,7 +192,7 @@ def _other(run: RunFacts) -> Iterator[Finding]:
 def _uneven_epochs(run: RunFacts) -> Iterator[Finding]:
     seconds = [float(epoch["seconds"]) for epoch in run.epochs]
     place, above_s = _standing_out(seconds)
-    if len(seconds) < 2 or above_s < max(LEAST_S, 0.25 * (seconds[place] - above_s)):
+    if len(seconds) < 2 or above_s < max(LEAST_S, 0.25 * (seconds[place] - above_s)) or run.changes_between_epochs:
         return
     differences = {}
     for phase in PHASES:
@@ -325,7 +328,7 @@ def _cpu_threads(run: RunFacts) -> Iterator[Finding]:
 def _uneven_steps(run: RunFacts) -> Iterator[Finding]:
     median, p95 = run.get("step_times", "median_s") or 0, run.get("step_times", "p95_s") or 0
     # below 20 steps the slowest twentieth is not even one
-    if median and p95 >= 2 * median and run.get("step_times", "steps") >= 20:
+    if median and p95 >= 2 * median and run.get("step_times", "steps") >= 20 and not run.changes_between_epochs:
         sentence = (
             f"One step in twenty took {time_in_words(p95)} or longer, "
             f"{p95 / median:.1f} times the median of {time_in_words(median)}."

@@ -13,6 +13,7 @@ from core.analysis.tables import as_csv, as_parquet, run_tables
 from core.errors import ConfigError
 from core.report import group_html, run_html
 from core.store import Store
+from core.words import escaped
 
 FORMATS = ("csv", "json", "parquet", "html", "markdown")
 TABLES = ("epochs", "steps", "phases")
@@ -52,9 +53,11 @@ def _run_ids(store: Store, group_id: str) -> list[str]:
 
 def run_markdown(summary: dict[str, Any]) -> str:
     """A run's epochs and phases as Markdown tables, for a README."""
+    # a sign that ends what is shown as it is
+    model = " ".join(summary["config"]["model"].replace("`", "'").split())
     phases = {name.removesuffix("_s").replace("_", " "): seconds for name, seconds in summary["phases"].items()}
     lines = [
-        f"`{summary['config']['model']}` on {summary['device']['name'] or summary['device']['kind']}",
+        f"`{model}` on {escaped(summary['device']['name'] or summary['device']['kind'])}",
         "",
         "| epoch | training loss | validation loss | top-1 (%) | seconds | images/s |",
         "|---:|---:|---:|---:|---:|---:|",

@@ -37,6 +37,10 @@ def _cell_warnings(cell: Cell, title: str) -> Iterable[str]:
     if unknown := cell.count(lambda repeat: repeat.state == "finished") - n:
         others = ": the figures hold for the others only" if n else ""
         yield f"{cell.name}: {counted(unknown, 'repeat')} without {title}, left out{others}."
+    companies = [company for repeat in cell.counted if (company := (repeat.summary or {}).get("company"))]
+    if companies:
+        names = ", ".join(dict.fromkeys(other["name"] for company in companies for other in company))
+        yield f"{cell.name}: {counted(len(companies), 'repeat')} shared the machine with other runs: {names}."
     if differing := _differing(_values_by_fact(cell.counted)):
         yield f"{cell.name}: the repeats differ in {', '.join(differing)}."
     true_starts = [start_of(repeat.summary) for repeat in cell.counted if repeat.summary]

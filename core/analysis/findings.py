@@ -101,7 +101,17 @@ class RunFacts:
 
     def recompiles(self) -> list[dict[str, Any]]:
         """Programs that were compiled though nothing should have been."""
-        return [program for program in self.get("programs") or [] if program.get("cause")]
+        programs = self.get("programs") or []
+        return [program for program in programs if program.get("cause") and not program.get("is_planned")]
+
+    def planned_programs(self) -> list[dict[str, Any]]:
+        """Programs that were compiled in later epochs because these do something else by the config."""
+        return [program for program in self.get("programs") or [] if program.get("is_planned")]
+
+    @property
+    def changes_between_epochs(self) -> bool:
+        """Whether epochs, and so their steps, differ by the config."""
+        return bool(self.get("config", "trainable_from") or self.get("config", "first_image_size"))
 
     def keeps_programs(self) -> bool:
         """Whether a later process finds what was compiled."""

@@ -9,16 +9,18 @@ from typing import Any
 
 from scipy.special import stdtrit
 
+from core.analysis.findings import RunFacts
 from core.analysis.summary import summarise
 from core.config import RunConfig
 from core.events import ForecastMade
 from core.records import RunRecord
+from core.schedule import changes_between_epochs
 from core.store import Store
 
 SAME_DATA = ("data", "val_percent", "val_duplicates")
 SAME_WORK = (
     "model", "image_size", "batch_size", "trainable", "precision", "matmul_precision", "torch_compile", "num_devices",
-    "accumulate", "augmentation", "auto_augment", "caches", "process",
+    "accumulate", "augmentation", "auto_augment", "caches", "process", "trainable_from", "first_image_size",
 )  # fmt: skip
 SAME = (*SAME_WORK, *SAME_DATA)
 """Options that a run must share with another one to say by itself how long that will take."""
@@ -31,16 +33,24 @@ def forecast_for(store: Store, config: RunConfig, kind: str) -> ForecastMade | N
     """A forecast from the store's finished runs like this one, newest first; else from a probe; else from runs of the
     same work on other data, where it is known how many images this one has. None without any of these.
 
+    Where epochs differ by the config, runs of as many epochs alone are like this one, and a probe says how long it
+    takes at most.
+
     Args:
         kind: a device kind, resolved.
     """
     ended = [record for record in store.list_runs(with_probes=True) if record.state == "finished"]
     here = [record for record in ended if record.device_kind == kind]
+    if changes_between_epochs(config):
+        here = [record for record in here if record.purpose == "probe" or record.config.epochs == config.epochs]
     if alike := _summaries(store, here, config, SAME):
         return from_runs(alike, config.epochs)
-    probes = [record for record in here if record.purpose == "probe" and _share(record.config, config, SAME)]
+    # a probe that does some other work than timing says nothing of this
+    timed = [record for record in here if record.purpose == "probe" and not record.work]
+    probes = [record for record in timed if _share(record.config, config, SAME)]
     if probes:
-        return from_probe(summarise(store, probes[0].run_id, with_machine=False)["probe"], config.epochs)
+        forecast = from_probe(summarise(store, probes[0].run_id, with_machine=False)["probe"], config.epochs)
+        return _at_most(forecast) if changes_between_epochs(config) else forecast
     known = next((record.run_id for record in ended if _share(record.config, config, SAME_DATA)), None)
     others = _summaries(store, here, config, SAME_WORK)
     if known is None or not others:
@@ -88,6 +98,8 @@ def from_runs(summaries: Sequence[dict[str, Any]], epochs: int, *, size: tuple[i
 
 def _epoch_s(summary: dict[str, Any], phase: str = "") -> float:
     seconds = [epoch["phases"][phase] if phase else epoch["seconds"] for epoch in summary["epochs"]]
+    if RunFacts(summary).changes_between_epochs:
+        return fmean(seconds)
     return float(median(seconds[1:] or seconds))
 
 
@@ -125,6 +137,12 @@ def from_probe(probe: dict[str, Any], epochs: int) -> ForecastMade:
         once_s + epochs * low,
         once_s + epochs * high,
     )
+
+
+def _at_most(forecast: ForecastMade) -> ForecastMade:
+    """The forecast of a run whose later epochs alone are as dear as the steps that were timed."""
+    basis = f"{forecast.basis} as the dearest epoch has them, so at most"
+    return ForecastMade(basis, forecast.epoch_s, forecast.total_s)
 
 
 def _mean_with_bounds(seconds: Sequence[float]) -> tuple[float, float, float]:

@@ -109,7 +109,9 @@ def start_of(summary: dict[str, Any]) -> str:
 def config_of(summary: dict[str, Any]) -> dict[str, Any]:
     """The run's config without what repeats may differ in; `device` is the kind that the run was on."""
     config = {name: value for name, value in summary["config"].items() if name not in NOT_COMPARED}
-    return {**config, "device": summary["device"]["kind"]}
+    # that was found where the config says automatic
+    found = (summary.get("environment") or {}).get("batch_size") or config.get("batch_size")
+    return {**config, "device": summary["device"]["kind"], "batch_size": found}
 
 
 def text_of(value: Any) -> str:

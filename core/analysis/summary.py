@@ -9,9 +9,11 @@ from collections import Counter
 from dataclasses import asdict
 from typing import Any
 
+from core.config import AUTO
 from core.events import Phases
 from core.records import RunRecord, StoredEvent
-from core.series import best_index
+from core.series import best_index, finite
+from core.step_blocks import Columns
 from core.step_times import StepTimes
 from core.store import Store
 from core.telemetry import summary_of
@@ -60,7 +62,7 @@ CSV_COLUMNS = (
 )
 _SUMMARY_KINDS = (
     "CacheBuilt", "EndedEarly", "EpochEnded", "ForecastMade", "HostFallback", "ProbeMeasured", "ProgramCompiled",
-    "RunEnded", "RunPrepared", "Tweaked",
+    "RangeTested", "RanBeside", "RunContinued", "RunEnded", "RunPrepared", "Tweaked",
 )  # fmt: skip
 
 
@@ -94,6 +96,8 @@ def summarise(store: Store, run_id: str, *, with_machine: bool = True) -> dict[s
             "name": prepared.get("device_name", ""),
         },
         "purpose": record.purpose,
+        "forked_from": record.forked_from,
+        "script": record.script,
         "epochs": epochs,
         "best": _best(epochs),
         "total_s": _total_s(record, events),
@@ -105,6 +109,7 @@ def summarise(store: Store, run_id: str, *, with_machine: bool = True) -> dict[s
         "machine": _machine(store, run_id) if with_machine else None,
         "forecast": _last(events, "ForecastMade"),
         "probe": _last(events, "ProbeMeasured"),
+        "range_test": _last(events, "RangeTested"),
         "programs": [event.payload for event in events if event.kind == "ProgramCompiled"],
         "host_fallbacks": sorted(
             {op for event in events if event.kind == "HostFallback" for op in event.payload["ops"]}
@@ -115,6 +120,7 @@ def summarise(store: Store, run_id: str, *, with_machine: bool = True) -> dict[s
         "num_params": prepared.get("num_params"),
         "num_trainable": prepared.get("num_trainable"),
         "image_size": prepared.get("image_size"),
+        "batch_size": prepared.get("environment", {}).get("batch_size") or record.config.batch_size or None,
         "steps_per_epoch": prepared.get("steps_per_epoch"),
         "setup_parts": prepared.get("setup_parts", {}),
         "environment": prepared.get("environment", {}),
@@ -124,19 +130,34 @@ def summarise(store: Store, run_id: str, *, with_machine: bool = True) -> dict[s
         "error": ended["error"] if failed and ended else "",
         "tweaks": [event.payload for event in events if event.kind == "Tweaked"],
         "ended_early": (_last(events, "EndedEarly") or {"why": ""})["why"],
+        "company": list(
+            {event.payload["run_id"]: event.payload for event in events if event.kind == "RanBeside"}.values()
+        ),
         "note": record.note,
         "tags": record.tags,
     }
 
 
+def told_config(summary: dict[str, Any]) -> dict[str, Any]:
+    """A run's config for people: a batch size that was found is told with what it came to."""
+    config: dict[str, Any] = summary["config"]
+    if config.get("batch_size") != 0:
+        return config
+    return {**config, "batch_size": f"auto: {summary['batch_size']}" if summary.get("batch_size") else AUTO}
+
+
 def list_rows(store: Store) -> list[dict[str, Any]]:
     """All runs, newest first, a flat dict each; `val_top1` holds the validation top-1 of each epoch."""
     rows = []
-    for record in store.list_runs():
-        events = store.events(record.run_id, kinds=_SUMMARY_KINDS)
+    records = store.list_runs()
+    run_ids = [record.run_id for record in records]
+    told = store.glance(run_ids, {"RunPrepared": ("device_kind",), "RunEnded": ("total_s",)})
+    epochs = store.columns_of_all(run_ids, "EpochEnded")
+    for record in records:
+        events = told[record.run_id]
         prepared: dict[str, Any] = _last(events, "RunPrepared") or {}
-        epochs = _epochs(events)
-        best = _best(epochs)
+        scores = _scores(epochs[record.run_id])
+        best = best_index(scores)
         rows.append(
             {
                 "run_id": record.run_id,
@@ -145,10 +166,10 @@ def list_rows(store: Store) -> list[dict[str, Any]]:
                 "model": record.config.model,
                 "data": record.config.data,
                 "device": prepared.get("device_kind") or record.device_kind or record.config.device,
-                "best_val_top1": best["val_top1"] if best else None,
+                "best_val_top1": None if best is None else scores[best],
                 "total_s": _total_s(record, events),
                 "created": record.created,
-                "val_top1": [epoch["val_top1"] for epoch in epochs],
+                "val_top1": scores,
                 "tags": record.tags,
             }
         )
@@ -156,14 +177,14 @@ def list_rows(store: Store) -> list[dict[str, Any]]:
 
 
 def export_json(store: Store, run_id: str) -> str:
-    """The run's summary with its logged steps under `steps`, as one JSON object without NaN.
+    """The run's summary with its logged steps under `steps`, a line each, as one JSON object without NaN.
 
     Raises:
         StoreError: there is no such run.
     """
-    summary = summarise(store, run_id)
-    steps = [event.payload for event in store.events(run_id, kinds=("StepLogged",))]
-    return json.dumps({**summary, "steps": steps}, indent=2, allow_nan=False) + "\n"
+    summary = json.dumps(summarise(store, run_id), indent=2, allow_nan=False).removesuffix("\n}")
+    steps = ",\n    ".join(json.dumps(event.payload) for event in store.iter_events(run_id, ("StepLogged",)))
+    return f'{summary},\n  "steps": [\n    {steps}\n  ]\n}}\n'
 
 
 def export_csv(store: Store, run_id: str) -> str:
@@ -176,7 +197,7 @@ def export_csv(store: Store, run_id: str) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
-    for event in store.events(run_id, kinds=("StepLogged", "EpochEnded")):
+    for event in store.iter_events(run_id, ("StepLogged", "EpochEnded")):
         payload = event.payload
         if event.kind == "StepLogged":
             loss, top1 = payload["loss"], payload["top1"]
@@ -187,12 +208,18 @@ def export_csv(store: Store, run_id: str) -> str:
     return text.getvalue()
 
 
+def _scores(epochs: Columns) -> list[float | None]:
+    """Validation top-1 by epoch; one that was trained again after a resume counts once, as trained last."""
+    by_epoch = dict(zip(epochs["epoch"].tolist(), epochs["val_top1"].tolist(), strict=True))
+    return [finite(by_epoch[epoch]) for epoch in sorted(by_epoch)]
+
+
 def _last(events: list[StoredEvent], kind: str) -> dict[str, Any] | None:
     return next((event.payload for event in reversed(events) if event.kind == kind), None)
 
 
 def _machine(store: Store, run_id: str) -> dict[str, Any] | None:
-    return summary_of([(event.at, event.payload) for event in store.events(run_id, kinds=("MachineSampled",))])
+    return summary_of(store.columns(run_id, "MachineSampled"))
 
 
 def _epochs(events: list[StoredEvent]) -> list[dict[str, Any]]:
@@ -235,11 +262,13 @@ def _best(epochs: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _parts(events: list[StoredEvent]) -> list[list[StoredEvent]]:
-    """The events of each start of the run, which has one RunPrepared and, unless it was killed, one RunEnded."""
+    """The events of each start of the run: a RunContinued but for the first, a RunPrepared and, unless it was killed,
+    a RunEnded.
+    """
     parts: list[list[StoredEvent]] = []
     is_open = is_prepared = False
     for event in events:
-        if not is_open or (event.kind == "RunPrepared" and is_prepared):
+        if not is_open or (event.kind in ("RunContinued", "RunPrepared") and is_prepared):
             parts.append([])
             is_prepared = False
         parts[-1].append(event)
@@ -256,19 +285,21 @@ def _times(events: list[StoredEvent]) -> tuple[Phases, int, float]:
             phases += Phases(**ended["phases"])
             count += ended["compile_count"]
             compile_s += ended["compile_s"]
-            continue
-        epochs = [event.payload for event in part if event.kind == "EpochEnded"]
-        done = sum((Phases(**epoch["phases"]) for epoch in epochs), Phases())
-        phases += done
-        count += sum(epoch["compile_count"] for epoch in epochs)
-        compile_s += done.compile_s
+        else:
+            epochs = [event.payload for event in part if event.kind == "EpochEnded"]
+            done = sum((Phases(**epoch["phases"]) for epoch in epochs), Phases())
+            done -= sum((Phases(**epoch.get("earlier", {})) for epoch in epochs), Phases())
+            phases += done
+            count += sum(epoch["compile_count"] for epoch in epochs)
+            compile_s += done.compile_s
     return phases, count, compile_s
 
 
 def _total_s(record: RunRecord, events: list[StoredEvent]) -> float | None:
-    if not record.is_active and events and events[-1].kind == "RunEnded":
-        told = [event.payload["total_s"] for event in events if event.kind == "RunEnded"]
-        if len(told) == len(_parts(events)):
+    begun_or_ended = [event for event in events if event.kind in ("RunPrepared", "RunEnded")]
+    if not record.is_active and begun_or_ended and begun_or_ended[-1].kind == "RunEnded":
+        told = [event.payload["total_s"] for event in begun_or_ended if event.kind == "RunEnded"]
+        if len(told) == len(_parts(begun_or_ended)):
             return float(sum(told))
     until = record.ended or record.heartbeat
     return max(0.0, until - record.started) if record.started and until else None

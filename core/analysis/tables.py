@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from core.analysis.summary import EPOCH_KEYS, summarise
@@ -19,6 +20,8 @@ RUN_COLUMNS = {"run_id": "string", "name": "string", "device": "string"}
 
 _TYPES = {"int": "Int64", "str": "string"}
 STEP_COLUMNS = {field.name: _TYPES.get(str(field.type), "float64") for field in fields(StepLogged)}
+PIECE = 20_000
+"""Logged steps that are made a table of at once."""
 EPOCH_COLUMNS = {
     **{
         field.name: _TYPES.get(str(field.type), "float64")
@@ -47,7 +50,7 @@ def run_tables(store: Store, run_ids: Sequence[str]) -> dict[str, pd.DataFrame]:
     summaries = [summarise(store, run_id) for run_id in run_ids]
     return {
         "epochs": _frame(summaries, EPOCH_COLUMNS, _epoch_rows),
-        "steps": _frame(summaries, STEP_COLUMNS, lambda summary: _step_rows(store, summary["run_id"])),
+        "steps": _joined([_steps(store, summary) for summary in summaries]),
         "phases": _frame(summaries, PHASE_COLUMNS, _phase_rows),
     }
 
@@ -81,10 +84,25 @@ def _epoch_rows(summary: Row) -> Iterator[Row]:
         yield {**epoch, **epoch["phases"], "left_out_steps": sum(epoch["left_out"].values())}
 
 
-def _step_rows(store: Store, run_id: str) -> Iterable[Row]:
-    payloads = [event.payload for event in store.events(run_id, kinds=("StepLogged",))]
-    latest = {payload["step"]: payload for payload in payloads}
-    return [latest[step] for step in sorted(latest)]
+def _steps(store: Store, summary: Row) -> pd.DataFrame:
+    """Put together from pieces: a million rows as objects would take gigabytes."""
+    events = store.iter_events(summary["run_id"], ("StepLogged",))
+    pieces = iter(lambda: [event.payload for event in islice(events, PIECE)], [])
+    return (
+        _joined([_step_frame(summary, rows) for rows in pieces])
+        .drop_duplicates("step", keep="last")
+        .sort_values("step", ignore_index=True)
+    )
+
+
+def _step_frame(summary: Row, rows: Sequence[Row]) -> pd.DataFrame:
+    return _frame([summary], STEP_COLUMNS, lambda _: rows)
+
+
+def _joined(pieces: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.concat([_frame([], STEP_COLUMNS, lambda _: []), *pieces], ignore_index=True)
 
 
 def _phase_rows(summary: Row) -> Iterator[Row]:

@@ -95,6 +95,11 @@ def kind_of(path: Path) -> Literal["zip", "tar"] | None:
     return "tar" if tarfile.is_tarfile(path) else None
 
 
+def is_archive_name(name: str) -> bool:
+    """Whether a file of this name is called an archive that can be unpacked."""
+    return _SUFFIX.search(name) is not None
+
+
 def stem_of(name: str) -> str:
     """A file's name without the endings of archives."""
     return _SUFFIX.sub("", name)
@@ -118,20 +123,58 @@ def unpack(spec: str, path: Path, home: Path, progress: Progress = quiet) -> Unp
         # 50 characters are at most 200 bytes, which leaves room for the digest in a file name
         folder = home / "data" / f"{stem_of(path.name)[:50]}-{_digest(path, home)}"
         if not (folder / _CONTENTS).is_file():
-            _unpack_into(folder, spec, path, kind, progress)
+            unpack_into(folder, spec, path, kind, progress)
     except OSError as error:
         raise DataError(
             f"'{spec}' can't be unpacked: {error.strerror or error}.", fix="Check its permissions and the disk's space."
         ) from error
-    skipped = json.loads((folder / _CONTENTS).read_text(encoding="utf-8"))["skipped"]
-    return Unpacked(folder / "images", tuple(Skipped(file, why) for file, why in skipped))
+    return Unpacked(folder / "images", _skipped_in(_told_in(folder)))
 
 
-def _unpack_into(folder: Path, spec: str, path: Path, kind: str, progress: Progress) -> None:
+def unpacked_at(folder: Path) -> Unpacked | None:
+    """What `unpack_into` made, where this folder was made by it; else None."""
+    try:
+        if {path.name for path in folder.iterdir()} == {_CONTENTS, "images"}:
+            return Unpacked(folder / "images", _skipped_in(_told_in(folder)))
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    return None
+
+
+def unpacked_bytes(folder: Path) -> int:
+    """The bytes of the files in a folder that `unpack_into` made; 0 where it was not it."""
+    try:
+        return int(_told_in(folder)["bytes"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def _told_in(folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((folder / _CONTENTS).read_text(encoding="utf-8"))
+    return told
+
+
+def _skipped_in(told: dict[str, Any]) -> tuple[Skipped, ...]:
+    return tuple(Skipped(file, why) for file, why in told["skipped"])
+
+
+def unpack_into(
+    folder: Path, spec: str, path: Path, kind: str, progress: Progress = quiet, *, leave_bytes: int = 0
+) -> None:
+    """Make a folder of an archive: its files, and a note of the entries that did not get there.
+
+    Args:
+        kind: as `kind_of` tells it.
+        leave_bytes: of the disk's free space that must stay free.
+
+    Raises:
+        DamagedArchiveError, DataError: as `unpack`.
+        OSError: the folder can't be written.
+    """
     with built(folder) as half:
         images = half / "images"
         images.mkdir(parents=True)
-        limit = _Limit(spec, path.stat().st_size, home=folder.parent)
+        limit = _Limit(spec, path.stat().st_size, home=folder.parent, leave_bytes=leave_bytes)
         writer = _Writer(images, limit)
         try:
             (_read_zip if kind == "zip" else _read_tar)(path, writer, progress)
@@ -143,7 +186,8 @@ def _unpack_into(folder: Path, spec: str, path: Path, kind: str, progress: Progr
                 fix="Download or make it anew, or give a folder.",
             ) from error
         listed = [(item.file, item.why) for item in writer.skipped]
-        (half / _CONTENTS).write_text(json.dumps({"skipped": listed}), encoding="utf-8")
+        told = {"skipped": listed, "bytes": writer.written_bytes}
+        (half / _CONTENTS).write_text(json.dumps(told), encoding="utf-8")
 
 
 def _is_damage(error: BaseException) -> bool:
@@ -172,11 +216,11 @@ def _is_bomb(size_bytes: int, packed_bytes: int) -> bool:
 class _Limit:
     """How much an archive may unpack to; what its headers declare is checked, and what is really written."""
 
-    def __init__(self, spec: str, packed_bytes: int, home: Path) -> None:
+    def __init__(self, spec: str, packed_bytes: int, home: Path, leave_bytes: int = 0) -> None:
         self.spec = spec
         self._packed_bytes = packed_bytes
         self._home = home
-        self._free_bytes = shutil.disk_usage(home).free
+        self._free_bytes = max(0, shutil.disk_usage(home).free - leave_bytes)
 
     def check(self, total_bytes: int) -> None:
         if total_bytes > MAX_UNPACKED_BYTES or _is_bomb(total_bytes, self._packed_bytes):

@@ -137,7 +137,7 @@ class PackedImages:
         self._changed = threading.Condition()
         self._closed = False
         self._filler: threading.Thread | None = None
-        self._failure: DataError | None = None
+        self._failure: Exception | None = None
         self._read_bytes = 0
         self._began = 0.0
 
@@ -225,7 +225,7 @@ class PackedImages:
         """A picture as (height, width) items of three bytes, read-only; None where its file is lost.
 
         Raises:
-            DataError: the cache can't be written any more.
+            DataError: the cache can't be written any more; or whatever else ended the packing.
         """
         item = self._items[number]
         place = self._where.get(item.digest)
@@ -284,6 +284,9 @@ class PackedImages:
                 progress("packing images", done, len(missing))
             self._seal()
             on_built(len(self._new.digests), time.monotonic() - self._began if self._began else 0.0)
+        except Exception as error:  # what is missing now would pass for lost
+            _log.exception("Pictures can't be packed any more.")
+            self._failure = self._failure or error
         finally:
             with self._changed:
                 self._changed.notify_all()

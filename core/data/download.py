@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import IO
 
 from core.data.progress import Progress, quiet
+from core.data.public import open_url
 from core.errors import DataError
-from core.files import remove
+from core.files import remove, try_lock
 
 TIMEOUT_S = 30.0
 RETRIES = 4
@@ -108,21 +109,9 @@ def _held(part: Path, progress: Progress) -> Iterator[None]:
 def _is_held(file: IO[bytes], part: Path) -> bool:
     # who held it before may have given it the final name or removed it
     try:
-        return _lock(file.fileno()) and os.path.samestat(os.fstat(file.fileno()), part.stat())
+        return try_lock(file) and os.path.samestat(os.fstat(file.fileno()), part.stat())
     except FileNotFoundError:
         return False
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 class _Download:
@@ -172,7 +161,7 @@ class _Download:
         if version:
             headers |= {"Range": f"bytes={done}-", "If-Range": version}
         request = urllib.request.Request(self._url, headers=headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with open_url(request, TIMEOUT_S) as answer:
             is_rest = answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {done}-")
             if not is_rest:
                 done = 0

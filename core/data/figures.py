@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 from collections.abc import Sequence
@@ -149,7 +150,7 @@ def _bars(classes: Sequence[str], counts: Counts) -> go.Figure:
             name=SPLIT_WORDS[split],
             x=values,
             y=places,
-            customdata=classes,
+            customdata=[html.escape(name, quote=False) for name in classes],
             orientation="h",
             marker={"color": SPLIT_COLOURS[split]},
             hovertemplate="%{customdata}: %{x:,}",
@@ -228,8 +229,7 @@ def _axis(pairs: NDArray[np.int64]) -> str:
 
 def _short(name: str, most: int = 28) -> str:
     # plotly reads tags in labels
-    name = name.replace("<", "‹").replace(">", "›")
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    return html.escape(name if len(name) <= most else f"{name[: most - 1]}…", quote=False)
 
 
 def _layout(*, height: int) -> dict[str, Any]:

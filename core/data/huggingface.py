@@ -15,6 +15,7 @@ from core.data.progress import Progress, quiet
 from core.errors import DataError
 
 _REPO = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+_HUB = re.compile(_REPO.pattern + r":[\w.-]+", re.ASCII)
 _LABEL_NAMES = {"label", "labels", "class", "classes", "class_name", "category", "target", "y"}
 _SPLITS = {
     "train": ("train", "training"),
@@ -45,6 +46,13 @@ def locate_hf(name: str) -> tuple[str, str | None]:
     if find_spec("datasets") is None:
         raise DataError(f"'hf:{name}' needs the package datasets.", fix="Install it: pip install datasets.")
     return repo, config
+
+
+def hf_folders(name: str) -> list[str]:
+    """What of a name after `hf:` may be read as a folder of this machine; empty where it can only be of the Hub."""
+    repo = _divided(name)[0]
+    may_be = {name, repo} if _folder_of(name) or _folder_of(repo) else set()
+    return sorted(may_be) if may_be or _REPO.fullmatch(name) or _HUB.fullmatch(name) else [name, repo]
 
 
 def open_hf(name: str, home: Path, progress: Progress = quiet) -> Exported:

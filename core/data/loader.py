@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from core.config import Sampling
 from core.data.ahead import in_order
@@ -113,12 +114,20 @@ class BatchLoader:
         margin = crop_margin(side, image_size, recipe.geometry) if recipe else 0
         self._reflected = reflected(side, margin) if margin else None
         self._side = side + 2 * margin
+        self._batch_side = image_size
         self.batch_size = _shared(min(batch_size, len(labels)), multiple_of, is_training=recipe is not None)
 
     @property
     def num_batches(self) -> int:
         """Batches of an epoch."""
         return -(-len(self._labels) // self.batch_size) if self.batch_size else 0
+
+    def resize(self, side: int) -> None:
+        """Make the images of epochs that begin from now on squares of `side` pixels, which show what they would else.
+
+        It is `image_size` where nobody sets it.
+        """
+        self._batch_side = side
 
     def order(self, epoch: int) -> NDArray[np.int64]:
         """Places in the set of the images that an epoch shows, in order."""
@@ -132,11 +141,11 @@ class BatchLoader:
         Raises:
             DataError: the images can't be read any more.
         """
-        order = self.order(epoch)
-        jobs = (partial(self._batch, order, epoch, place) for place in range(first, self.num_batches))
+        order, side = self.order(epoch), self._batch_side
+        jobs = (partial(self._batch, order, epoch, place, side) for place in range(first, self.num_batches))
         return in_order(jobs, self._workers, ahead=2 * self._workers)
 
-    def _batch(self, order: NDArray[np.int64], epoch: int, place: int) -> Batch:
+    def _batch(self, order: NDArray[np.int64], epoch: int, place: int, side: int) -> Batch:
         generator = np.random.default_rng([self._seed, epoch, place])
         start = place * self.batch_size
         chosen = order[start : start + self.batch_size]
@@ -144,8 +153,10 @@ class BatchLoader:
         if missing and self._recipe is not None:
             chosen = np.concatenate([chosen, generator.choice(order[:start], missing, replace=False)])
         labels = np.full(self.batch_size, PADDING_LABEL, dtype=np.int64)
-        pixels = np.empty((self.batch_size, self._size, self._size), dtype="V3")
-        views = self._views(chosen, generator)
+        # a random part of a picture is resized in any case, so at once to the right side
+        size = side if self._resizes else self._size
+        pixels = np.empty((self.batch_size, size, size), dtype="V3")
+        views = self._views(chosen, generator, size)
         for row, index in enumerate(chosen):
             label = self._labels[index]
             picture = self._images.pixels(int(self._numbers[index]))
@@ -154,8 +165,10 @@ class BatchLoader:
             if picture is not None:
                 pixels[row], labels[row] = views(row, picture), label
         pixels[labels == PADDING_LABEL] = np.zeros((), "V3")
-        images = torch.from_numpy(pixels.view(np.uint8).reshape(self.batch_size, self._size, self._size, 3))
+        images = torch.from_numpy(pixels.view(np.uint8).reshape(self.batch_size, size, size, 3))
         images, mix = images.permute(0, 3, 1, 2), None
+        if size != side:
+            images = functional.interpolate(images, (side, side), mode=self._interpolation, antialias=True)
         if self._recipe is not None and not self._recipe.is_plain:
             images, mix = augment_pixels(images, self._recipe, generator, self._fill, self._parts)
         num_real = int((labels != PADDING_LABEL).sum())
@@ -170,16 +183,22 @@ class BatchLoader:
                 return picture, int(self._labels[index])
         return None, PADDING_LABEL
 
-    def _views(self, chosen: NDArray[np.int64], generator: np.random.Generator) -> Callable[[int, Pixels], Pixels]:
-        """What is seen of each picture: a function of its row in the batch and its pixels."""
-        size, recipe = self._size, self._recipe
-        if recipe is not None and recipe.geometry == "resized_crop":
+    @property
+    def _resizes(self) -> bool:
+        return self._recipe is not None and self._recipe.geometry == "resized_crop"
+
+    def _views(
+        self, chosen: NDArray[np.int64], generator: np.random.Generator, size: int
+    ) -> Callable[[int, Pixels], Pixels]:
+        """What is seen of each picture: a function of its row in the batch and its pixels, to a square of `size`."""
+        recipe = self._recipe
+        if recipe is not None and self._resizes:
             numbers = self._numbers[chosen]
             boxes = draw_resized_crops(
                 generator, self._images.heights[numbers], self._images.widths[numbers], recipe.crop_scale_min
             )
             flips = generator.random(len(chosen)) < 0.5
-            return lambda row, picture: _mirrored(self._resized(picture, boxes[row]), bool(flips[row]))
+            return lambda row, picture: _mirrored(self._resized(picture, boxes[row], size), bool(flips[row]))
         corners, mirrored = draw_views(generator, len(chosen), self._side - size, recipe.geometry if recipe else "none")
         if recipe is not None and recipe.geometry == "crop":
             return lambda row, picture: _mirrored(self._cropped(picture, corners[row]), bool(mirrored[row]))
@@ -191,13 +210,13 @@ class BatchLoader:
             return picture[np.ix_(self._reflected[top : top + self._size], self._reflected[left : left + self._size])]
         return picture[top : top + self._size, left : left + self._size]
 
-    def _resized(self, picture: Pixels, box: NDArray[np.int64]) -> Pixels:
+    def _resized(self, picture: Pixels, box: NDArray[np.int64], size: int) -> Pixels:
         # a substitute for a lost image may be smaller than the box that was drawn for it
         height, width = min(int(box[2]), picture.shape[0]), min(int(box[3]), picture.shape[1])
         top, left = min(int(box[0]), picture.shape[0] - height), min(int(box[1]), picture.shape[1] - width)
         part = np.ascontiguousarray(picture[top : top + height, left : left + width])
         colours = part.view(np.uint8).reshape(height, width, 3)
-        resized = resize(colours, self._size, self._size, self._interpolation)
+        resized = resize(colours, size, size, self._interpolation)
         return resized.view("V3")[..., 0]
 
 

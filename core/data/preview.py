@@ -35,7 +35,8 @@ class Preview:
         images: the first of the batch, each (size, size, 3) uint8 with its label in words.
         batch_size: images of the batch that they were drawn in.
         is_exact: whether the run's first batch begins with exactly these pixels. Where its batches are too large to
-            make for a look, the same files come first in a smaller batch, cropped and coloured by other draws.
+            make for a look, or their size is found when it begins, the same files come first in a smaller batch,
+            cropped and coloured by other draws.
         lost: files that can't be read any more, and why; the run puts the next ones in their place, too.
     """
 
@@ -55,7 +56,8 @@ def first_batch(dataset: Dataset, config: RunConfig, most: int = SHOWN) -> Previ
     room = max(most, MOST_BYTES // (3 * looks.image_size**2))
     labels = np.array([item.label for item in dataset.train], dtype=np.int64)
     pictures = _Pictures(dataset.train, fit_for(config, looks))
-    size, numbers = min(config.batch_size, room), np.arange(len(labels))
+    # a size that is yet to be found is not known here
+    size, numbers = min(config.batch_size or most, room), np.arange(len(labels))
     loader = loader_for(config, looks, pictures, numbers, labels, recipe=Recipe.of(config), batch_size=size)
     order, size = loader.order(1), loader.batch_size
     # the last image is blended with the first
@@ -65,7 +67,8 @@ def first_batch(dataset: Dataset, config: RunConfig, most: int = SHOWN) -> Previ
     batches.close()
     words = [dataset.classes[label] if label != PADDING_LABEL else "" for label in batch.labels.tolist()]
     shown = list(zip(_pixels(batch, most), _labels(words, batch.mix)[:most], strict=True))
-    return Preview(shown, size, min(config.batch_size, len(labels)) == size, pictures.lost)
+    is_exact = bool(config.batch_size) and min(config.batch_size, len(labels)) == size
+    return Preview(shown, size, is_exact, pictures.lost)
 
 
 def recipe_in_words(config: RunConfig) -> list[str]:

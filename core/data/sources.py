@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.data.archives import DamagedArchiveError, Skipped, kind_of, stem_of, unpack
+from core.data.archives import DamagedArchiveError, Skipped, kind_of, stem_of, unpack, unpacked_at
 from core.data.builtin import locate_builtin, open_digits
 from core.data.download import fetch, name_of
 from core.data.exports import Exported
-from core.data.huggingface import locate_hf, open_hf
+from core.data.huggingface import hf_folders, locate_hf, open_hf
 from core.data.imagenet import (
     ABOUT_IMAGENETV2,
     VARIANTS,
@@ -27,7 +27,7 @@ from core.data.torchvision_sets import open_torchvision, torchvision_name
 from core.errors import DataError
 from core.files import remove
 
-__all__ = ["Skipped", "Source", "about", "locate", "open_source"]
+__all__ = ["Skipped", "Source", "about", "locate", "open_source", "paths_in"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,16 @@ def locate(spec: str) -> None:
         imagenetv2_url(name)
     else:
         _locate_path(spec, name)
+
+
+def paths_in(spec: str) -> list[str]:
+    """What of a data SPEC is or may be read as a path on this machine; empty where it names none."""
+    kind, name = _divided(spec)
+    if kind == "hf":
+        return hf_folders(name)
+    if kind == "path" or (kind == "imagenetv2" and name and name not in VARIANTS):
+        return [name]
+    return []
 
 
 def about(spec: str) -> str:
@@ -152,6 +162,8 @@ def _opened(spec: str, path: Path, home: Path, progress: Progress) -> Source:
     if not path.is_dir():
         return _unpacked(spec, path, home, progress)
     root = path.resolve()
+    if (before := unpacked_at(root)) is not None:
+        return _recognised(Source(spec, before.root, before.skipped), root.name)
     return _recognised(Source(spec, root), root.name)
 
 

@@ -6,13 +6,14 @@ ran, so a clock is read only after `wait`, or after figures that were asked for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,10 @@ class Device(Protocol):
         """Move the model, in the memory format that is fastest here; called once, before the optimizer is made."""
 
     def share_model(self, model: nn.Module) -> nn.Module:
-        """What to call in training in the place of a placed model: its gradients are means over all processes."""
+        """What to call in training in the place of a placed model: its gradients are means over all processes.
+
+        Called anew when other parameters are trained; what it gave before is of no more use then.
+        """
 
     def place(self, tensor: Tensor) -> Tensor:
         """Move a tensor that all chips need whole."""
@@ -148,8 +152,8 @@ class Device(Protocol):
             DeviceError: it does not work here.
         """
 
-    def make_optimizer(self, name: str, parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
-        """The fastest adam, adamw or sgd here, for placed parameters; `options` as torch's own."""
+    def make_optimizer(self, name: str, parameters: ParamsT, **options: Any) -> torch.optim.Optimizer:
+        """The fastest adam, adamw or sgd here, for placed parameters or groups; `options` as torch's own."""
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Apply the gradients."""
@@ -171,6 +175,12 @@ class Device(Protocol):
 
     def to_host(self, value: Any) -> Any:
         """Copies on the CPU of all tensors in nested dicts and lists, in one go."""
+
+    def random_state(self) -> dict[str, Any]:
+        """The states of the random generators that training draws from, by name: tensors on the CPU and numbers."""
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        """Go on from such states; those of another device kind are passed over."""
 
     def compile_count(self) -> int:
         """Programs compiled so far in this process; 0 where nothing compiles."""

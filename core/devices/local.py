@@ -5,12 +5,13 @@ from __future__ import annotations
 import gc
 import shutil
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from core.devices.base import DeviceInfo, Fetch, HostWatch, StepTime, StepWatch
 from core.errors import DeviceError
@@ -49,7 +50,7 @@ class LocalDevice:
         self.torch_device = torch.device(self.kind)
         self.name = cpu_name()
         self._undo: list[Callable[[], object]] = []
-        self._compiles = False
+        self._compiles = self._is_shared = False
 
     def turn(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -59,6 +60,10 @@ class LocalDevice:
         return moved
 
     def share_model(self, model: nn.Module) -> nn.Module:
+        if self._compiles and self._is_shared:
+            # what was compiled doesn't look whether its parameters need gradients
+            torch.compiler.reset()
+        self._is_shared = True
         return model
 
     def place(self, tensor: Tensor) -> Tensor:
@@ -87,7 +92,7 @@ class LocalDevice:
         self._compiles = True
         model.compile()
 
-    def make_optimizer(self, name: str, parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    def make_optimizer(self, name: str, parameters: ParamsT, **options: Any) -> torch.optim.Optimizer:
         return OPTIMIZERS[name](parameters, **options, fused=True)  # type: ignore[call-arg]
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -115,6 +120,12 @@ class LocalDevice:
         if isinstance(value, dict):
             return {key: self.to_host(item) for key, item in value.items()}
         return [self.to_host(item) for item in value] if isinstance(value, list) else value
+
+    def random_state(self) -> dict[str, Any]:
+        return {"cpu": torch.get_rng_state()}
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        torch.set_rng_state(states["cpu"])
 
     def compile_count(self) -> int:
         return int(_dynamo().counters["stats"]["unique_graphs"]) if self._compiles else 0
@@ -256,6 +267,14 @@ class CudaDevice(LocalDevice):
     def fetch(self, sums: Tensor) -> Fetch:
         return CudaFetch(sums)
 
+    def random_state(self) -> dict[str, Any]:
+        return {**super().random_state(), "cuda": torch.cuda.get_rng_state(self.torch_device)}
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        super().set_random_state(states)
+        if "cuda" in states:
+            torch.cuda.set_rng_state(states["cuda"], self.torch_device)
+
     def release(self) -> None:
         super().release()
         torch.cuda.empty_cache()
@@ -277,6 +296,14 @@ class MpsDevice(LocalDevice):
 
     def wait(self) -> None:
         torch.mps.synchronize()
+
+    def random_state(self) -> dict[str, Any]:
+        return {**super().random_state(), "mps": torch.mps.get_rng_state()}
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        super().set_random_state(states)
+        if "mps" in states:
+            torch.mps.set_rng_state(states["mps"])
 
     def release(self) -> None:
         super().release()

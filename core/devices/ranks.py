@@ -6,6 +6,7 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,12 +83,17 @@ class RankDevice(LocalDevice):
         self.num_processes = self.count
         self.name = f"{self.count} x {self.name}"
         self._norms: list[_BatchNorm] = []
+        self._shared: DistributedDataParallel | None = None
         # or dropout would spare the same places in every process's rows
         torch.manual_seed(torch.initial_seed() + self._rank)
         torch.set_num_threads(max(1, torch.get_num_threads() // self.count))
 
     def share_model(self, model: nn.Module) -> nn.Module:
-        if self.kind == "cuda":
+        super().share_model(model)
+        if self._shared is not None:
+            # or it would go on exchanging what its parameters get as gradients
+            self._shared._remove_autograd_hooks()  # type: ignore[no-untyped-call]
+        if self.kind == "cuda" and not any(isinstance(part, nn.SyncBatchNorm) for part in model.modules()):
             from timm.layers.norm_act import convert_sync_batchnorm
 
             # torch's own would drop the activation that timm's BatchNormAct2d holds
@@ -96,7 +102,8 @@ class RankDevice(LocalDevice):
             self._norms = [part for part in model.modules() if isinstance(part, _BatchNorm)]
         # a parameter that no image reaches is looked for in each step, since any of a thousand models may have one;
         # without gradients, as in validation, all this is the bare model
-        return DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
+        self._shared = DistributedDataParallel(model, broadcast_buffers=False, find_unused_parameters=True)
+        return self._shared
 
     def place_batch(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         share = len(labels) // self.count
@@ -124,6 +131,12 @@ class RankDevice(LocalDevice):
 
     def fetch(self, sums: Tensor) -> Fetch:
         return super().fetch(self.add_up(sums))
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        super().set_random_state(states)
+        if self._rank:
+            # the first process's was kept, and each must draw numbers of its own
+            torch.manual_seed(int(torch.randint(2**31, ())) + self._rank)
 
 
 class RankCpuDevice(RankDevice, CpuDevice):

@@ -9,7 +9,7 @@ import gc
 import importlib.metadata
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
 
 from core.devices.base import DeviceInfo, Fetch, StepWatch
 from core.devices.batchnorm import unbias_running_variance
@@ -56,6 +57,11 @@ def wants_tpu() -> bool:
     if _runtime:
         return _runtime.is_tpu
     return os.environ.get("PJRT_DEVICE", "TPU" if find_tpu() else "CPU") == "TPU"
+
+
+def holds_tpu() -> bool:
+    """Whether XLA was started on a TPU in this process, so that no other process can have it."""
+    return _runtime is not None and _runtime.is_tpu
 
 
 def xla_info() -> DeviceInfo:
@@ -220,7 +226,7 @@ class XlaDevice:
     def compile_model(self, model: nn.Module) -> None:
         raise DeviceError("XLA compiles every model by itself.", fix="Leave --torch-compile off.")
 
-    def make_optimizer(self, name: str, parameters: Iterable[nn.Parameter], **options: Any) -> torch.optim.Optimizer:
+    def make_optimizer(self, name: str, parameters: ParamsT, **options: Any) -> torch.optim.Optimizer:
         """One of torch_xla's sync-free optimizers: one operation a parameter, so that the host traces a step quickly.
 
         Their state exists before the first step, since a state that is born in it would compile a second program.
@@ -277,6 +283,14 @@ class XlaDevice:
 
     def to_host(self, value: Any) -> Any:
         return self._xm._maybe_convert_to_cpu(value, convert=True)
+
+    def random_state(self) -> dict[str, Any]:
+        return {"cpu": torch.get_rng_state(), "xla": self._xm.get_rng_state()}
+
+    def set_random_state(self, states: dict[str, Any]) -> None:
+        torch.set_rng_state(states["cpu"])
+        if "xla" in states:
+            self._xm.set_rng_state(states["xla"])
 
     def compile_count(self) -> int:
         return int(self._metrics.counter_value("UncachedCompile") or 0)

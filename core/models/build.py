@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from urllib.parse import urlparse
 import torch
 from torch import nn
 
-from core.config import Trainable
 from core.errors import ModelError
 from core.models import parts, weights
 from core.models.catalogue import resolve, timm_config, torchvision_weights
+from core.models.from_run import PREFIX, find_run_weights
+from core.stages import Trainable
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -49,6 +50,7 @@ class BuiltModel:
         module: (batch, 3, image_size, image_size) -> (batch, num_classes) logits.
         num_params, num_trainable: parameters, and those that are trained.
         weights_s: seconds that fetching, reading and loading weights took; where timm fetches them, building too.
+        start: what it starts from in words, where that is another run's weights.
     """
 
     module: nn.Module
@@ -56,6 +58,7 @@ class BuiltModel:
     num_params: int
     num_trainable: int
     weights_s: float = 0.0
+    start: str = ""
 
 
 class _Stopwatch:
@@ -71,20 +74,31 @@ class _Stopwatch:
 
 
 def build_model(
-    name: str, *, num_classes: int, weights: str, image_size: int | None, trainable: Trainable, seed: int
+    name: str,
+    *,
+    num_classes: int,
+    weights: str,
+    image_size: int | None,
+    trainable: Trainable,
+    seed: int,
+    classes: Sequence[str] = (),
+    runs: Path = Path("runs"),
 ) -> BuiltModel:
     """Build a model with a new head.
 
     The same arguments give the same model, bit by bit; torch's global random state is left as it was. A weight file
-    whose head has `num_classes` outputs brings its head along.
+    whose head has `num_classes` outputs brings its head along, a run's weights theirs where its classes are these.
 
     Args:
         name: as `catalogue.resolve` takes it.
         num_classes: 1 or more.
-        weights: default (pretrained), none (random), or a .pth, .pt or .safetensors file.
+        weights: default (pretrained), none (random), a .pth, .pt or .safetensors file, or run:RUN_ID as
+            `from_run.find_run_weights` takes it.
         image_size: side in pixels; None takes the model's own.
         trainable: head; last (head and the last quarter of the blocks, see `parts.backbone_blocks`); or all.
         seed: fixes the random start of the head, and of all else with weights none.
+        classes: names in the order of the outputs, for the head of a run's weights.
+        runs: the folder in which runs have theirs.
 
     Raises:
         ModelError: no such model, its weights can't be had or don't fit, or it doesn't take that image size.
@@ -93,7 +107,7 @@ def build_model(
     construct = _construct_torchvision if library == "torchvision" else _construct_timm
     looks = preprocessing(name, image_size)
     size = looks.image_size if looks.image_size != preprocessing(name, None).image_size else None
-    loading = _Stopwatch()
+    loading, start = _Stopwatch(), ""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = construct(bare, weights == "default", size, loading)
@@ -108,12 +122,15 @@ def build_model(
             _tell_num_classes(module, num_classes)
         if weights not in ("default", "none"):
             with loading:
-                _load_file(module, Path(weights).expanduser())
+                if weights.startswith(PREFIX):
+                    start = _load_run(module, weights, runs, name, classes)
+                else:
+                    _load_file(module, Path(weights).expanduser())
         if size is not None:
             _check_image_size(module, name, size)
     parts.choose_trainable(module, trainable)
     num_params, num_trainable = parts.count_parameters(module)
-    return BuiltModel(module, looks, num_params, num_trainable, loading.seconds)
+    return BuiltModel(module, looks, num_params, num_trainable, loading.seconds, start)
 
 
 def preprocessing(name: str, image_size: int | None) -> Preprocessing:
@@ -266,6 +283,23 @@ def _load_file(module: nn.Module, path: Path) -> None:
     weights.load_tensors(
         module, weights.read_weight_file(path), head_names=parts.find_head(module), source=f"in '{path}'"
     )
+
+
+def _load_run(module: nn.Module, weights_of: str, runs: Path, name: str, classes: Sequence[str]) -> str:
+    """Load a run's checkpoint, and say in words what was loaded; in place."""
+    found = find_run_weights(weights_of, runs, name)
+    keeps_head = found.classes == list(classes)
+    weights.load_tensors(
+        module,
+        weights.read_weight_file(found.path),
+        head_names=parts.find_head(module),
+        source=f"of run {found.run_id}",
+        keep_head=keeps_head,
+    )
+    if hasattr(module, "transform_input"):
+        # set where published weights were loaded, which this model was not built with
+        module.transform_input = found.is_shifted  # type: ignore[assignment]
+    return found.in_words(keeps_head=keeps_head)
 
 
 def _check_image_size(module: nn.Module, name: str, image_size: int) -> Any:

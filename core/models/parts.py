@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -34,6 +36,31 @@ def check_trainable(module: nn.Module) -> None:
                 f"The model {type(module).__name__} can't be trained: {where} is a ScriptModule ({kind}).",
                 fix="Give the plain nn.Module that it was scripted or traced from.",
             )
+
+
+def check_sizes(module: nn.Module, name: str, sizes: Iterable[int]) -> None:
+    """Refuse a model that doesn't take images of each of these sizes beside those it was built for.
+
+    Args:
+        module: on the CPU; left in training mode.
+        name: for the error.
+        sizes: sides in pixels.
+
+    Raises:
+        ModelError: it is so.
+    """
+    module.eval()
+    for size in sizes:
+        try:
+            with torch.no_grad():
+                module(torch.zeros(1, 3, size, size))
+        except (AssertionError, RuntimeError, ValueError) as error:
+            first_line = (str(error).splitlines() or [type(error).__name__])[0]
+            raise ModelError(
+                f"The model {name} doesn't take images of {size} px on its way to the full size: {first_line}",
+                fix="Leave --first-image-size out, choose a larger one, or choose a convolutional model.",
+            ) from error
+    module.train()
 
 
 def find_head(module: nn.Module) -> dict[str, HeadLayer]:
@@ -122,6 +149,31 @@ def backbone_blocks(module: nn.Module) -> list[tuple[str, nn.Module]]:
     return opened("", module)
 
 
+def layer_numbers(module: nn.Module) -> dict[str, int]:
+    """The layer of each parameter, by its name: 0 is the first, and the head is in the last one.
+
+    They are timm's own where it says how a model is layered; else the backbone's blocks in the order of their
+    definition, and the head. A norm that is a block of its own goes with the block before it, and what belongs to no
+    block with the first one.
+    """
+    group_matcher: Any = getattr(module, "group_matcher", None)
+    if callable(group_matcher):
+        from timm.models import group_parameters
+
+        return dict(group_parameters(module, group_matcher(coarse=False), reverse=True))
+    layers: dict[str, int] = {}
+    for name, block in backbone_blocks(module):
+        is_layer = not layers or any(parameter.dim() > 1 for parameter in block.parameters())
+        layers[name] = max(layers.values(), default=-1) + is_layer
+    # after the blocks, one of which may be the head's parent
+    layers |= dict.fromkeys(find_head(module), max(layers.values(), default=-1) + 1)
+    numbers = {}
+    for name, _ in module.named_parameters():
+        inside = [number for part, number in layers.items() if name.startswith(f"{part}.")]
+        numbers[name] = inside[-1] if inside else 0
+    return numbers
+
+
 def choose_trainable(module: nn.Module, trainable: str) -> None:
     """Set `requires_grad` of all parameters: head, last (head and the last quarter of the blocks), or all; in place."""
     for parameter in module.parameters():
@@ -137,8 +189,12 @@ def choose_trainable(module: nn.Module, trainable: str) -> None:
 
 
 def frozen_modules(module: nn.Module) -> list[nn.Module]:
-    """The BatchNorm layers that have parameters, none of which is trained."""
-    return [part for part in module.modules() if isinstance(part, _BatchNorm) and _is_frozen(part)]
+    """The BatchNorm layers, and others with running statistics, that have parameters, none of which is trained."""
+    return [
+        part
+        for part in module.modules()
+        if (isinstance(part, _BatchNorm) or hasattr(part, "running_var")) and _is_frozen(part)
+    ]
 
 
 def set_train_mode(module: nn.Module) -> None:

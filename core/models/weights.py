@@ -127,7 +127,9 @@ def read_weight_file(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def load_tensors(module: nn.Module, tensors: dict[str, Tensor], *, head_names: Iterable[str], source: str) -> bool:
+def load_tensors(
+    module: nn.Module, tensors: dict[str, Tensor], *, head_names: Iterable[str], source: str, keep_head: bool = True
+) -> bool:
     """Load tensors into the module; in place.
 
     The head's are left out where their shape differs, and so are auxiliary heads that the module doesn't have.
@@ -135,6 +137,7 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor], *, head_names: I
     Args:
         head_names: the names of the module's head layers.
         source: what to call the weights in an error.
+        keep_head: whether the head's are loaded at all.
 
     Returns:
         Whether the head's weights were loaded too.
@@ -146,7 +149,7 @@ def load_tensors(module: nn.Module, tensors: dict[str, Tensor], *, head_names: I
     heads = tuple(f"{name}." for name in head_names)
     auxiliary = tuple(f"{name}." for name in AUXILIARY_NAMES)
     given = {key: value for key, value in tensors.items() if key in own or not key.startswith(auxiliary)}
-    has_other_head = any(
+    has_other_head = not keep_head or any(
         key.startswith(heads) and key in own and own[key].shape != value.shape for key, value in given.items()
     )
     problems = [f"{key} is left over" for key in given if key not in own]
