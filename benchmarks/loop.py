@@ -58,8 +58,8 @@ class Memory:
         ]
         self.num_batches = STEPS
 
-    def epoch(self, epoch: int) -> Generator[Batch, None, None]:
-        for step in range(STEPS):
+    def epoch(self, epoch: int, first: int = 0) -> Generator[Batch, None, None]:
+        for step in range(first, STEPS):
             yield self.batches[step % len(self.batches)]
 
 
@@ -72,7 +72,13 @@ class Patient:
     def wishes(self) -> list[Wish]:
         return []
 
+    def is_aborted(self) -> bool:
+        return False
+
     def should_pause(self) -> bool:
+        return False
+
+    def should_free(self) -> bool:
         return False
 
     def wait_while_paused(self) -> None:
@@ -82,7 +88,7 @@ class Patient:
 def our_loop(config: RunConfig, device: Device, data: Memory) -> Callable[[], None]:
     with device.turn():
         model = device.place_model(torchvision.models.resnet18(num_classes=CLASSES))
-        optimizer = build_optimizer(config, model.parameters(), device)
+        optimizer = build_optimizer(config, model, device)
     task = Task(
         config=config, device=device, model=model, optimizer=optimizer, train=data, val=data, mean=MEAN, std=STD,
         num_classes=CLASSES, save=lambda which, epoch: None, set_train_mode=lambda: model.train(),

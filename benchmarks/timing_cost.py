@@ -37,12 +37,12 @@ from core.engine import train_epoch
 from core.events import RunPrepared
 from core.metrics import Sums
 from core.optim import build_optimizer
+from core.pulse import Pulse
 from core.schedule import lr_at
 from core.store import Store
 from core.task import Task, place_parts, train_step
 from core.telemetry import Telemetry
 from core.timing import PhaseTimer
-from core.worker import Pulse
 
 ROUNDS = 21
 
@@ -50,7 +50,7 @@ ROUNDS = 21
 def make_task(config: RunConfig, device: Device, data: Memory) -> Task:
     with device.turn():
         model = device.place_model(torchvision.models.resnet18(num_classes=CLASSES).train())
-        optimizer = build_optimizer(config, model.parameters(), device)
+        optimizer = build_optimizer(config, model, device)
     return Task(
         config=config, device=device, model=model, optimizer=optimizer, train=data, val=data, mean=MEAN, std=STD,
         num_classes=CLASSES, save=lambda which, epoch: None, set_train_mode=lambda: model.train(),
@@ -103,7 +103,7 @@ class Empty(Memory):
         super().__init__()
         self.num_batches = 2000
 
-    def epoch(self, epoch: int) -> Generator[Batch, None, None]:
+    def epoch(self, epoch: int, first: int = 0) -> Generator[Batch, None, None]:
         return (self.batches[0] for _ in range(self.num_batches))
 
 

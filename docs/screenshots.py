@@ -34,7 +34,7 @@ def main() -> None:
             with dashboard(group) as app:
                 shoot_timings(views_of(browser, height=1900), app.url, group)
         with tempfile.TemporaryDirectory() as home, dashboard(Path(home)) as app:
-            shoot_a_run(views_of(browser), app.url)
+            shoot_a_run(views_of(browser), app.url, Path(home))
         browser.close()
 
 
@@ -68,8 +68,8 @@ def shoot_timings(views: dict[str, Any], url: str, home: Path) -> None:
         page.screenshot(path=IMAGES / f"times-{name}.png")
 
 
-def shoot_a_run(views: dict[str, Any], url: str) -> None:
-    """Data, the form, a run while it trains, and all runs."""
+def shoot_a_run(views: dict[str, Any], url: str, home: Path) -> None:
+    """Data, the form, a run that is changed while it trains and another that waits, and all runs."""
     shoot_data(views, url)
     first = views["light-1280"]
     first.goto(url)
@@ -84,7 +84,7 @@ def shoot_a_run(views: dict[str, Any], url: str) -> None:
         page.screenshot(path=IMAGES / f"train-{name}.png", full_page=True)
     start.click()
     first.locator(".js-plotly-plot").first.wait_for(timeout=60_000)
-    first.wait_for_timeout(8000)
+    change_a_run(first, home)
     for name, page in views.items():
         if page is not first:
             page.goto(f"{url}/live")
@@ -96,6 +96,18 @@ def shoot_a_run(views: dict[str, Any], url: str) -> None:
         page.goto(f"{url}/runs")
         page.wait_for_timeout(4000)
         page.screenshot(path=IMAGES / f"runs-{name}.png")
+
+
+def change_a_run(page: Any, home: Path) -> None:
+    """Ask for twice the learning rate, less weight decay and more epochs, and let another run wait."""
+    store = Store(home)
+    run = store.list_runs()[0]
+    store.create_run(run.config.model_copy(update={"trainable": "last", "lr": 3e-4}), name="Last stages, slowly")
+    for what, value in (("epochs", 8), ("lr_factor", 2.0), ("weight_decay", 0.001)):
+        page.wait_for_timeout(3000)
+        store.request(run.run_id, "change", {"what": what, "value": value})
+    page.wait_for_timeout(4000)
+    store.close()
 
 
 def shoot_data(views: dict[str, Any], url: str) -> None:

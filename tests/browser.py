@@ -35,6 +35,7 @@ class Dashboard:
 
     url: str
     log: Path
+    process: subprocess.Popen[bytes]
 
 
 def free_port() -> int:
@@ -59,7 +60,7 @@ def dashboard(home: Path, *options: str, token: str | None = None) -> Iterator[D
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_for_answer(url, process, log)
-        yield Dashboard(url, log)
+        yield Dashboard(url, log, process)
     finally:
         process.terminate()
         try:
@@ -70,14 +71,18 @@ def dashboard(home: Path, *options: str, token: str | None = None) -> Iterator[D
 
 
 @contextmanager
-def chromium_page() -> Iterator[Any]:
-    """A page of a headless Chromium."""
+def chromium_page(*local_names: str) -> Iterator[Any]:
+    """A page of a headless Chromium, to which these host names are this machine; their certificates aren't checked."""
     from playwright.sync_api import sync_playwright
 
+    rules = [f"--host-resolver-rules={', '.join(f'MAP {name} 127.0.0.1' for name in local_names)}"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGS)
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=[*CHROMIUM_ARGS, *(rules if local_names else [])]
+        )
         try:
-            yield browser.new_context(viewport={"width": 1280, "height": 1000}).new_page()
+            size = {"width": 1280, "height": 1000}
+            yield browser.new_context(viewport=size, ignore_https_errors=bool(local_names)).new_page()
         finally:
             browser.close()
 

@@ -18,8 +18,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--without",
         action="append",
         default=[],
-        choices=["browser", "xla"],
-        help="skip the tests with this marker, because what they need is absent on purpose",
+        choices=["browser", "xla", "long"],
+        help="skip the tests with this marker, because what they need is absent on purpose or they were run already",
     )
 
 
@@ -91,6 +91,12 @@ def _xla_starts_before_any_backward():
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     if xla_info().available:
         initialise()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _dashboards_may_read_what_tests_make(tmp_path_factory):
+    """The folder below which `tmp_path` lies is one that paths of browsers may lead into."""
+    os.environ.setdefault("FINETUNE_ROOTS", str(tmp_path_factory.getbasetemp()))
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ class SlowLoader(FixedLoader):
     def __init__(self, clock: HostClock, seconds: float, loader: FixedLoader):
         self.clock, self.seconds, self.batches = clock, seconds, loader.batches
 
-    def epoch(self, number: int):
+    def epoch(self, number: int, first: int = 0):
         for batch in self.batches:
             self.clock.now += self.seconds
             yield batch

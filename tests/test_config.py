@@ -6,15 +6,15 @@ import shlex
 
 import pytest
 
-from core.__main__ import _parser
 from core.config import PRESETS, RunConfig, as_command, field_errors, make_config
 from core.errors import ConfigError
+from core.options import parser
 
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_shown_command_makes_the_same_config(preset: str):
     config = make_config(preset, seed=7)
-    arguments = _parser().parse_args(shlex.split(as_command(config))[3:])
+    arguments = parser().parse_args(shlex.split(as_command(config))[3:])
     changes = {name: getattr(arguments, name) for name in RunConfig.model_fields if hasattr(arguments, name)}
     assert make_config("default", **changes) == config
 
@@ -38,8 +38,19 @@ AUGMENTED = {
 
 def test_the_shown_command_names_augmentation_sampling_and_weights():
     config = make_config("default", **AUGMENTED)
-    arguments = _parser().parse_args(shlex.split(as_command(config))[3:])
+    arguments = parser().parse_args(shlex.split(as_command(config))[3:])
     assert {name: getattr(arguments, name) for name in AUGMENTED} == AUGMENTED
+
+
+def test_the_shown_command_names_what_changes_from_epoch_to_epoch_and_from_layer_to_layer():
+    changes = {"trainable": "head", "trainable_from": "2:last,4:all", "first_image_size": 96, "layer_decay": 0.75}
+    arguments = parser().parse_args(shlex.split(as_command(make_config(**changes)))[3:])
+    assert {name: getattr(arguments, name) for name in changes} == changes
+
+
+def test_a_run_that_was_stored_before_there_were_such_options_has_none_of_them():
+    old = make_config().model_dump(exclude={"trainable_from", "first_image_size", "layer_decay"})
+    assert make_config(**old) == make_config()
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -67,6 +78,9 @@ def test_the_blog_preset_is_the_job_of_the_article():
         ({"randaugment_magnitude": 31}, "--randaugment-magnitude can't be 31"),
         ({"mixup": float("inf")}, "--mixup can't be inf"),
         ({"optimizer": "lion"}, "--optimizer can't be 'lion'"),
+        ({"layer_decay": 0}, "--layer-decay can't be 0"),
+        ({"first_image_size": 8}, "--first-image-size can't be 8"),
+        ({"trainable_from": "4:body"}, "--trainable-from can't be '4:body': '4:body' names none of head, last, all"),
         ({"epochs": 2, "warmup_epochs": 3}, "warmup_epochs 3 leaves nothing"),
         ({"precision": "fp16", "device": "cpu"}, "fp16 does not work on cpu"),
         ({"colour": 1}, "no option --colour"),

@@ -21,7 +21,7 @@ from core.events import EpochEnded, Paused, Resumed, StepLogged, Tweaked, TweakR
 from core.schedule import lr_at
 from core.series import RunSeries
 from core.store import Store
-from core.worker import train_run
+from core.trainer import train_run
 from tests.test_groups import tiny
 from tests.tiny import NoWishes, losses, make_task, run
 

@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 import threading
-import zipfile
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -185,27 +184,6 @@ def test_the_first_batch_is_shown_after_a_press(store, folder):
     [_, batch, pictures] = app.session_state["first_batch"]
     assert len(pictures) == 23 and batch.is_exact
     assert {label for _, label in batch.images} == {"cat", "dog"}
-
-
-def test_an_upload_is_kept_chosen_and_looked_at(store, folder, tmp_path):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        for path in sorted(folder.rglob("*.png")):
-            archive.write(path, path.relative_to(folder).as_posix())
-    app = open_data("builtin:fashion-mnist")
-    app.file_uploader[0].upload("my pets.zip", packed.getvalue(), "application/zip").run()
-    assert not app.exception, app.exception
-    chosen = app.session_state["form_data"]
-    assert Path(chosen).parent == store.home / "uploads" and Path(chosen).read_bytes() == packed.getvalue()
-    job = registry.services().scans.find(key_of(chosen))
-    assert job is not None and job.wait(WAIT_S) and job.state == "done"
-
-
-def test_equal_uploads_lie_once_and_names_are_safe(tmp_path):
-    first = data_views.keep_upload(io.BytesIO(b"bytes"), "../a b/日本.zip", tmp_path)
-    again = data_views.keep_upload(io.BytesIO(b"bytes"), "../a b/日本.zip", tmp_path)
-    assert first == again and first.parent == tmp_path / "uploads"
-    assert [path.name for path in first.parent.iterdir()] == ["277089d91c0bdf4f-_.zip"]
 
 
 def test_a_hundred_thousand_images_of_five_thousand_classes_are_drawn(store, tmp_path):

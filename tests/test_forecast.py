@@ -12,7 +12,7 @@ from core.analysis.forecast import forecast_for, from_probe, from_runs
 from core.analysis.summary import summarise
 from core.config import make_config
 from core.store import Store
-from core.worker import train_run
+from core.trainer import train_run
 from tests.test_groups import tiny
 
 

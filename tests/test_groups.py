@@ -85,8 +85,8 @@ def test_what_can_not_be_compared_is_refused(choices: dict, repeats: int):
 
 
 def test_a_value_out_of_its_limits_is_refused_by_name():
-    with pytest.raises(ConfigError, match="--batch-size can't be '0'"):
-        varied(make_config(), {"batch_size": ["16", "0"]})
+    with pytest.raises(ConfigError, match="--batch-size can't be '-1'"):
+        varied(make_config(), {"batch_size": ["16", "-1"]})
 
 
 def test_a_group_runs_to_its_end_though_one_config_fails(store: Store, pictures: Path):

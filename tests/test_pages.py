@@ -13,8 +13,8 @@ from streamlit.testing.v1 import AppTest
 from core.config import make_config
 from core.devices.base import DeviceInfo
 from core.events import EpochEnded, HostFallback, Phases, ProgramCompiled, RunEnded, RunPrepared, StepLogged
+from core.pulse import Pulse
 from core.store import Store
-from core.worker import Pulse
 from ui import registry
 from ui.forms import device_caption
 
@@ -181,7 +181,7 @@ def test_start_is_disabled_with_the_reason(store, name, value, words):
     app.run()
     assert not app.exception, app.exception
     assert button(app, "Start").disabled
-    assert any(words in item.value for item in app.markdown)
+    assert any(words in item.value.replace("\\", "") for item in app.markdown)
 
 
 def test_runs_says_that_there_are_none(store):
@@ -198,12 +198,12 @@ def test_runs_lists_all_and_opens_one(store):
 
 def test_runs_shows_why_a_run_failed(store):
     app = open_page("runs", run=add_run(store, "failed"))
-    assert "It broke." in app.error[0].value and "Mend it." in app.error[0].value
+    assert app.error[0].value.replace("\\", "") == "**It broke.** Mend it."
 
 
 def test_an_unknown_run_is_told(store):
     add_run(store)
-    assert "no-such-run" in open_page("runs", run="no-such-run").error[0].value
+    assert "no-such-run" in open_page("runs", run="no-such-run").error[0].value.replace("\\", "")
 
 
 def test_a_run_is_renamed_and_deleted_after_a_question(store):
@@ -246,3 +246,26 @@ def test_a_run_is_run_again_from_the_form_and_changes_to_it_are_marked(store: St
     assert app.session_state["form_epochs"] == 7
     button(app, "Back to the preset").click().run()
     assert app.session_state["form_epochs"] == 3
+
+
+def test_stages_and_growing_images_are_asked_for_in_the_form_and_told_epoch_by_epoch(store: Store):
+    app = open_page("train")
+    app.text_input(key="form_trainable_from").set_value("2: last").run()
+    app.number_input(key="form_first_image_size").set_value(32).run()
+    assert not app.exception, app.exception
+    told = "Then, from epoch 2 on the last stages, 48 px; from epoch 3 on 64 px."
+    assert told in [caption.value for caption in app.caption]
+    [command] = [code.value for code in app.code if "core train" in code.value]
+    assert "--trainable-from 2:last " in command and "--first-image-size 32 " in command
+    button(app, "Start").click().run()
+    [record] = store.list_runs()
+    assert (record.config.trainable_from, record.config.first_image_size) == ("2:last", 32)
+
+
+def test_a_stage_that_never_comes_keeps_start_disabled_and_is_explained(store: Store):
+    app = open_page("train")
+    app.text_input(key="form_trainable_from").set_value("9:all").run()
+    assert button(app, "Start").disabled
+    assert any("names epoch 9, and the run has 3" in markdown.value for markdown in app.markdown)
+    app.text_input(key="form_trainable_from").set_value("9").run()
+    assert any("'9' is not an epoch, a colon" in caption.value for caption in app.caption)

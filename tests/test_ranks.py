@@ -26,7 +26,7 @@ from core.launch import LOG_TAIL, Job, Launch, train_in_processes
 from core.machine import cpu_name
 from core.memory import memory_full
 from core.store import Store
-from core.worker import train_run
+from core.trainer import train_run
 from tests.rank_cases import results
 from tests.tiny import make_task, stop_once_it_trains
 
@@ -60,7 +60,10 @@ def figures(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
     return [alone, *(json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))]
 
 
-EXACT = ("plain", "head", "vit", "sgd", "accumulate", "clip", "ema", "weights", "weights_accumulate", "unused", "auto")
+EXACT = (
+    "plain", "head", "vit", "sgd", "accumulate", "clip", "ema", "weights", "weights_accumulate", "unused",
+    "stages", "stages_accumulate",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("case", EXACT)
@@ -71,6 +74,13 @@ def test_two_processes_train_to_the_losses_of_one(figures: list[dict], case: str
     for ours, theirs in zip(shared["epochs"], alone["epochs"], strict=True):
         assert ours["val_loss"] == pytest.approx(theirs["val_loss"], rel=ROUNDING)
         assert (ours["val_top1"], ours["train_top1"]) == (theirs["val_top1"], theirs["train_top1"])
+
+
+def test_the_precision_that_is_faster_is_found_by_one_process_for_all(figures: list[dict]):
+    alone, shared = figures[0]["auto"], figures[1]["auto"]
+    assert figures[2]["auto"] == shared
+    # where two ways are about as fast, another time may find another one, which rounds otherwise
+    assert shared["losses"] == pytest.approx(alone["losses"], rel=2e-2)
 
 
 @pytest.mark.parametrize("case", EXACT)
@@ -98,7 +108,8 @@ def test_frozen_batchnorm_stays_as_it_was(figures: list[dict]):
 
 
 def test_a_wish_of_the_first_process_stops_all_at_the_same_step(figures: list[dict]):
-    assert [(found["stop"]["state"], len(found["stop"]["losses"])) for found in figures[1:]] == [("stopped", 3)] * 2
+    # the third look comes in the first epoch's validation
+    assert [(found["stop"]["state"], len(found["stop"]["losses"])) for found in figures[1:]] == [("stopped", 2)] * 2
 
 
 def test_the_device_says_how_many_it_is(figures: list[dict]):

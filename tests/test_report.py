@@ -19,7 +19,7 @@ from core.errors import StoreError
 from core.events import StepLogged
 from core.report import group_html, run_html
 from core.store import Store
-from core.worker import train_run
+from core.trainer import train_run
 from tests.browser import CHROMIUM, chromium_page
 from tests.test_timing_charts import TINY, write_pictures
 

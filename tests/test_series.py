@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from core.charts import chart_specs, compare_figure, figures
@@ -50,35 +51,71 @@ def merge(held: dict[str, Any], delta: dict[str, Any]) -> None:
             columns[name] = columns.get(name, [])[: delta[part]["from"]] + values
 
 
+class OneByOne:
+    """Buckets as they are meant: each point is put into the last one, and neighbours are merged when all are full."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity, self.width, self.generation = capacity, 1, 0
+        self.buckets: list[list[tuple[float, float]]] = []
+
+    def add(self, x: float, y: float) -> None:
+        if not self.buckets or len(self.buckets[-1]) == self.width:
+            if len(self.buckets) == self.capacity:
+                self.width, self.generation = 2 * self.width, self.generation + 1
+                self.buckets = [left + right for left, right in zip(self.buckets[::2], self.buckets[1::2], strict=True)]
+            self.buckets.append([])
+        self.buckets[-1].append((x, y))
+
+    def xs(self) -> list[float]:
+        return [bucket[-1][0] for bucket in self.buckets]
+
+    def means(self) -> list[float | None]:
+        known = [[y for _, y in bucket if math.isfinite(y)] for bucket in self.buckets]
+        return [sum(values) / len(values) if values else None for values in known]
+
+
+def series_of(values: Sequence[float], capacity: int = 4) -> BoundedSeries:
+    series = BoundedSeries(["y"], capacity)
+    series.extend(range(len(values)), {"y": values})
+    return series
+
+
 def test_a_series_within_its_capacity_is_exact():
-    series = BoundedSeries(4)
-    for x in range(4):
-        series.add(x, x * 10.0)
-    assert (series.xs(), series.means(), series.width, series.generation) == ([0, 1, 2, 3], [0, 10, 20, 30], 1, 0)
+    series = series_of([0.0, 10.0, 20.0, 30.0])
+    assert (series.xs(), series.means("y")) == ([0, 1, 2, 3], [0, 10, 20, 30])
+    assert (series.width, series.generation) == (1, 0)
 
 
 def test_the_width_doubles_when_all_buckets_are_full():
-    series = BoundedSeries(4)
-    for x in range(5):
-        series.add(x, float(x))
+    series = series_of([0.0, 1.0, 2.0, 3.0, 4.0])
     assert (series.width, series.generation) == (2, 1)
-    assert (series.xs(), series.means()) == ([1, 3, 4], [0.5, 2.5, 4.0])
-    assert [(bucket.min, bucket.max) for bucket in series.buckets[:2]] == [(0, 1), (2, 3)]
+    assert (series.xs(), series.means("y")) == ([1, 3, 4], [0.5, 2.5, 4.0])
 
 
-def test_any_number_of_points_keeps_within_capacity_and_loses_no_count():
-    series = BoundedSeries(16)
-    for x in range(1000):
-        series.add(x, 1.0)
-    assert len(series.buckets) <= 16
-    assert sum(bucket.count for bucket in series.buckets) == 1000
+@pytest.mark.parametrize("seed", range(20))
+def test_points_in_pieces_of_any_size_come_to_the_same_as_one_by_one(seed: int):
+    random = np.random.default_rng(seed)
+    capacity = int(random.choice([2, 4, 16, 64]))
+    series, meant = BoundedSeries(["y", "minus"], capacity), OneByOne(capacity)
+    x = 0
+    for size in random.integers(0, random.choice([3, 40, 3000]), 12):
+        xs = x + np.cumsum(random.integers(1, 4, size))
+        ys = np.where(random.random(size) < 0.1, random.choice([math.nan, math.inf, -math.inf]), random.random(size))
+        series.extend(xs, {"y": ys, "minus": -ys})
+        for point in zip(xs.tolist(), ys.tolist(), strict=True):
+            meant.add(*point)
+        x = int(xs[-1]) if size else x
+        assert (series.xs(), series.width, series.generation) == (meant.xs(), meant.width, meant.generation)
+        assert series.means("y") == [None if mean is None else pytest.approx(mean) for mean in meant.means()]
+        assert series.means("minus") == [None if mean is None else pytest.approx(-mean) for mean in meant.means()]
+        assert len(series) <= capacity
+        last = [mean for mean in meant.means() if mean is not None][-1:]
+        assert series.last("y") == (pytest.approx(last[0]) if last else None)
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, None])
-def test_what_is_not_a_number_becomes_none(bad: float | None):
-    series = BoundedSeries(4)
-    series.add(1, bad)
-    assert series.means() == [None]
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_what_is_not_a_number_becomes_none(bad: float):
+    assert series_of([bad]).means("y") == [None]
 
 
 def test_deltas_put_together_are_the_whole(store: Store, run_id: str):
@@ -134,6 +171,51 @@ def test_a_step_gone_over_again_replaces_what_followed(store: Store, run_id: str
     assert (series.steps["step"], series.epochs["step"]) == ([1, 2, 3], [3])
 
 
+def test_what_was_told_after_the_state_that_a_run_was_taken_up_from_is_no_part_of_it(store: Store, run_id: str):
+    followed = RunSeries(store, run_id, capacity=64)
+    parts = (range(1, 301), range(150, 200), range(120, 500), range(500, 501))
+    for place, part in enumerate(parts):
+        told(store, run_id, *[step(number, loss=100.0 * place + number / 1000) for number in part])
+        followed.update()
+    meant = OneByOne(64)
+    for place, numbers in enumerate((range(1, 120), (), range(120, 500), range(500, 501))):
+        for number in numbers:
+            meant.add(number, 100.0 * place + number / 1000)
+    opened = RunSeries(store, run_id, capacity=64)
+    opened.update()
+    for series in (followed, opened):
+        assert series.steps["step"] == meant.xs()
+        assert series.steps["loss"] == pytest.approx(meant.means(), rel=1e-5)
+    store.end_run(run_id, "stopped")
+    for series in (followed, opened):
+        series.update()
+        thinned = dict(zip(series.steps["step"], series.steps["loss"], strict=True))
+        assert list(thinned) == sorted(thinned) and {1, 500} <= thinned.keys()
+        for number, loss in thinned.items():
+            assert loss == pytest.approx(
+                (0 if number < 120 else 300 if number == 500 else 200) + number / 1000, rel=1e-5
+            )
+
+
+def test_a_cursor_of_another_process_is_out_of_date(store: Store, run_id: str):
+    told(store, run_id, *[step(number) for number in range(1, 100)])
+    series, of_another = RunSeries(store, run_id), RunSeries(store, run_id)
+    series.update()
+    of_another.update()
+    assert of_another.since(series.since("")["cursor"])["whole"]
+
+
+def test_a_run_whose_events_are_from_before_some_fields_came_opens(store: Store, run_id: str):
+    told(store, run_id, step(1), epoch(1, 1))
+    newer = [f"'$.{name}'" for name in ("step_times", "left_out", "device_idle_s", "earlier", "steps")]
+    with store._write() as db:
+        db.execute(f"UPDATE events SET payload = json_remove(payload, {', '.join(newer)})")
+    series = RunSeries(store, run_id)
+    series.update()
+    assert series.steps["loss"] == [1.0] and series.epochs["val_top1"] == [50.0]
+    assert all(isinstance(values[0], int | float | None) for values in series.epochs.values())
+
+
 def test_an_ended_long_run_keeps_its_extremes_and_best_epoch(store: Store, run_id: str):
     losses = [2.0 + math.sin(number / 50) for number in range(1, 9001)]
     losses[4321], losses[7000] = 99.0, -7.0
@@ -153,7 +235,7 @@ def test_an_ended_long_run_keeps_its_extremes_and_best_epoch(store: Store, run_i
 
 
 def test_a_short_series_is_not_thinned():
-    assert thin_indices([1, 2, 3], {"loss": [1.0, None, 2.0]}, 64) == [0, 1, 2]
+    assert thin_indices([1, 2, 3], {"loss": [1.0, math.nan, 2.0]}, 64) == [0, 1, 2]
 
 
 def test_top5_is_drawn_only_where_there_are_more_than_5_classes(store: Store, run_id: str):

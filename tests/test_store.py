@@ -100,7 +100,9 @@ def test_a_run_of_a_killed_process_is_interrupted_and_keeps_its_events(store: St
     assert store.get_run(run_id).state == "running"
     assert store.recover() == [run_id]
     assert store.get_run(run_id).state == "interrupted"
-    assert len(store.events(run_id)) == 1
+    assert [event.kind for event in store.events(run_id)] == ["PhaseChanged", "RunEnded"]
+    assert store.events(run_id)[-1].payload["reason"] == "The process that trained this run is gone."
+    assert store.recover() == [] and len(store.events(run_id)) == 2
     assert store.claim(store.create_run(make_config()), "cpu")
 
 

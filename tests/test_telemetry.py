@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from core.accelerators import find_card
+from core.config import make_config
 from core.events import MachineSampled, payload_of
 from core.telemetry import Telemetry, summary_of
 
@@ -378,19 +379,29 @@ def test_a_tpu_is_waited_for_until_its_runtime_answers(monkeypatch):
 # -- what samples come to -------------------------------------------------------------------------------------------
 
 
-def sampled(at: float, **values: float) -> tuple[float, dict]:
-    return at, payload_of(MachineSampled(**values))
+def sampled(at: float, **values: float) -> tuple[float, MachineSampled]:
+    return at, MachineSampled(**values)
 
 
-def test_samples_come_to_mean_least_and_most_of_the_columns_that_have_values():
-    summary = summary_of(
-        [
-            sampled(100.0, cpu_percent=10.0, gpu_power_w=300.0),
-            sampled(101.0, cpu_percent=20.0),
-            # after a pause
-            sampled(161.0, cpu_percent=60.0, gpu_power_w=math.nan),
-            sampled(162.0, cpu_percent=30.0, gpu_power_w=200.0),
-        ]
+@pytest.fixture
+def come_to(store):
+    """What samples come to when they have gone through the store."""
+
+    def come_to(*samples: tuple[float, MachineSampled]) -> dict | None:
+        run_id = store.create_run(make_config())
+        store.append_events(run_id, samples)
+        return summary_of(store.columns(run_id, "MachineSampled"))
+
+    return come_to
+
+
+def test_samples_come_to_mean_least_and_most_of_the_columns_that_have_values(come_to):
+    summary = come_to(
+        sampled(100.0, cpu_percent=10.0, gpu_power_w=300.0),
+        sampled(101.0, cpu_percent=20.0),
+        # after a pause
+        sampled(161.0, cpu_percent=60.0, gpu_power_w=math.nan),
+        sampled(162.0, cpu_percent=30.0, gpu_power_w=200.0),
     )
     assert summary == {
         "samples": 4,
@@ -400,10 +411,10 @@ def test_samples_come_to_mean_least_and_most_of_the_columns_that_have_values():
     }
 
 
-def test_one_sample_has_no_interval_and_none_have_no_summary():
-    assert summary_of([sampled(5.0, cpu_percent=1.0)]) == {
+def test_one_sample_has_no_interval_and_none_have_no_summary(come_to):
+    assert come_to(sampled(5.0, cpu_percent=1.0)) == {
         "samples": 1,
         "interval_s": None,
         "cpu_percent": {"mean": 1.0, "min": 1.0, "max": 1.0},
     }
-    assert summary_of([]) is None
+    assert come_to() is None

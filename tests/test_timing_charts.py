@@ -25,7 +25,7 @@ from core.group_charts import phases_by_repeat, ratios_figure, repeats_figure
 from core.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
 from core.store import Store
 from core.timing_charts import MOST_POINTS, machine_figure, phases_by_epoch, setup_figure, step_histogram
-from core.worker import train_run
+from core.trainer import train_run
 from tests.browser import CHROMIUM, chromium_page
 
 HAS_CHROMIUM = Path(CHROMIUM).exists()
@@ -76,12 +76,21 @@ def phases_of(total: float) -> dict[str, float]:
     return asdict(Phases(setup_s=total / 2, compute_s=total / 2))
 
 
-def samples_of_a_gpu(count: int) -> list[tuple[float, dict]]:
+def columns_of(samples: list[tuple[float, MachineSampled]]) -> dict:
+    """As `Store.columns` gives them."""
+    times = {"at": [at for at, _ in samples]}
+    names = asdict(MachineSampled())
+    return times | {name: np.array([getattr(sample, name) for _, sample in samples], dtype=float) for name in names}
+
+
+def samples_of_a_gpu(count: int) -> dict:
     """As on a machine with a GPU, which isn't here."""
-    return [
-        (1000.0 + place, asdict(MachineSampled(own_cpu_percent=place % 50, other_cpu_percent=10.0, gpu_percent=90.0)))
-        for place in range(count)
-    ]
+    return columns_of(
+        [
+            (1000.0 + place, MachineSampled(own_cpu_percent=place % 50, other_cpu_percent=10.0, gpu_percent=90.0))
+            for place in range(count)
+        ]
+    )
 
 
 def bars(figure) -> list:
@@ -170,12 +179,12 @@ def test_the_machine_is_shown_with_what_has_values():
     assert [trace.name for trace in figure.data] == ["CPU, this run", "CPU, others", "GPU busy"]
     assert [trace.stackgroup for trace in figure.data] == ["cpu", "cpu", None]
     assert list(figure.data[2].y) == [90.0] * 10 and list(figure.data[0].x) == list(range(10))
-    assert not machine_figure([], 0.0).data
+    assert not machine_figure(columns_of([]), 0.0).data
 
 
 def test_each_unit_of_the_machine_has_a_panel():
     seen = MachineSampled(own_cpu_percent=5, own_memory_gib=2, gpu_temperature_c=70, gpu_power_w=300, gpu_throttled=1)
-    figure = machine_figure([(0.0, asdict(seen)), (1.0, asdict(replace(seen, gpu_throttled=0)))], 0.0)
+    figure = machine_figure(columns_of([(0.0, seen), (1.0, replace(seen, gpu_throttled=0))]), 0.0)
     units = [figure.layout[f"yaxis{place}"].title.text for place in ("", 2, 3, 4)]
     assert units == ["Percent", "GiB", "°C", "W"]
     [slowed] = [trace for trace in figure.data if trace.name == "GPU slowed"]

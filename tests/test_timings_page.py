@@ -14,7 +14,8 @@ from core.analysis.article import ARTICLE
 from core.config import make_config
 from core.groups import plan_group, run_group, varied
 from core.store import Store
-from core.worker import Worker, train_run
+from core.trainer import train_run
+from core.worker import Worker
 from tests.browser import CHROMIUM, chromium_page, dashboard
 from tests.test_groups import tiny
 from tests.test_pages import MAIN, add_run, button, open_page
@@ -169,13 +170,13 @@ def test_a_second_press_on_the_same_page_starts_no_second_comparison(home, monke
         ({"num_devices": ["1", "3"]}, "warm", "num_devices 3: A batch of 32 can't be shared evenly"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_in_one_line(choices, start, words):
+def test_what_cannot_be_compared_is_refused_in_one_line(home, choices, start, words):
     base = make_config(device="cpu")
     comparison = group_form.comparison_of(base, choices, repeats=3, start=start, seed=0)
     assert words in comparison.problem and not comparison.runs
 
 
-def test_cold_runs_on_a_tpu_that_the_dashboard_holds_are_refused_and_warm_ones_are_not(monkeypatch):
+def test_cold_runs_on_a_tpu_that_the_dashboard_holds_are_refused_and_warm_ones_are_not(home, monkeypatch):
     # no TPU is here: that the device xla were one is pretended
     monkeypatch.setattr(group_form, "wants_tpu", lambda: True)
     monkeypatch.setattr(group_form, "resolve_kind", lambda kind: "xla")
@@ -214,6 +215,7 @@ def test_a_probe_that_is_asked_for_gives_a_forecast(home, pictures):
 
 
 def test_a_probe_that_failed_says_why_and_can_be_asked_for_again(home, pictures, tmp_path):
+    (tmp_path / "none.pt").write_text("no weights")
     app = train_page(pictures, weights=str(tmp_path / "none.pt"))
     button(app, "Time a few steps first").click().run()
     train_run(home, home.list_runs(with_probes=True)[0].run_id)

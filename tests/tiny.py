@@ -22,7 +22,7 @@ from core.optim import build_optimizer
 from core.store import Store
 from core.task import Task
 from core.timing import PhaseTimer
-from core.worker import train_run
+from core.trainer import train_run
 
 
 class TickClock:
@@ -62,8 +62,8 @@ class FixedLoader:
     def num_batches(self) -> int:
         return len(self.batches)
 
-    def epoch(self, number: int):
-        yield from self.batches
+    def epoch(self, number: int, first: int = 0):
+        yield from self.batches[first:]
 
 
 class AugmentedLoader(FixedLoader):
@@ -72,11 +72,12 @@ class AugmentedLoader(FixedLoader):
     def __init__(self, loader: FixedLoader, recipe: Recipe):
         self.batches, self.recipe = loader.batches, recipe
 
-    def epoch(self, number: int):
+    def epoch(self, number: int, first: int = 0):
         generator = np.random.default_rng(number)
-        for batch in self.batches:
+        for place, batch in enumerate(self.batches):
             images, mix = augment_pixels(batch.images, self.recipe, generator, (128, 128, 128))
-            yield FixedBatch(images, batch.labels, batch.num_real, mix)
+            if place >= first:
+                yield FixedBatch(images, batch.labels, batch.num_real, mix)
 
 
 class NoWishes:
@@ -87,6 +88,12 @@ class NoWishes:
         return []
 
     def should_pause(self) -> bool:
+        return False
+
+    def should_free(self) -> bool:
+        return False
+
+    def is_aborted(self) -> bool:
         return False
 
     def wait_while_paused(self) -> None:
@@ -133,7 +140,7 @@ def make_task(
         averaged.load_state_dict(module.state_dict())
         model = device.place_model(module)
         ema = Ema(model, device.place_model(averaged), config.ema_decay) if config.ema_decay else None
-        optimizer = build_optimizer(config, model.parameters(), device)
+        optimizer = build_optimizer(config, model, device)
     return Task(
         config=config,
         device=device,
