@@ -47,7 +47,7 @@ def opening_ms(home: Path, run_id: str) -> tuple[float, float]:
 def without_blocks_ms(home: Path, run_id: str) -> float:
     """As `opening_ms`, of a run from before there were blocks."""
     store = Store(home)
-    with store._write() as db:
+    with store.database.write() as db:
         db.execute("DELETE FROM step_blocks")
     store.close()
     return opening_ms(home, run_id)[0]

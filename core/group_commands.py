@@ -46,7 +46,7 @@ def _gathered(arguments: argparse.Namespace, store: Store) -> str:
         (summary["run_id"], label, start_of(summary))
         for summary, label in zip(summaries, label_of(summaries), strict=True)
     ]
-    return store.group_runs(arguments.name or "Past runs", members)
+    return store.groups.of_past_runs(arguments.name or "Past runs", members)
 
 
 def _trained(arguments: argparse.Namespace, config: RunConfig, store: Store) -> str:
@@ -71,7 +71,7 @@ def _trained(arguments: argparse.Namespace, config: RunConfig, store: Store) -> 
             initialise(store.home)
     name = arguments.name or " against ".join(configs)
     plan = {"repeats": arguments.repeats, "start": arguments.start, "order_seed": arguments.order_seed}
-    group_id = store.create_group(name, planned, plan=plan, own=True)
+    group_id = store.groups.create(name, planned, plan=plan, own=True)
     with stop_on_interrupt() as should_stop, ProgressBar(config.epochs) as bar:
         run_group(
             store,
@@ -121,7 +121,7 @@ def groups_command(store: Store) -> tuple[dict[str, Any], list[str]]:
             "is_active": record.is_active,
             "runs": [asdict(member) for member in record.members],
         }
-        for record in store.list_groups()
+        for record in store.groups.list_all()
     ]
     groups.append({"group_id": ARTICLE.group_id, "name": ARTICLE.name, "created": None, "is_active": False, "runs": []})
     return {"groups": groups}, [f"{group['group_id']}  {group['name']}" for group in groups]

@@ -109,7 +109,7 @@ def run_group(
         on_run: called before each run with its number from 1, how many there are, and its id.
         should_stop: the active run is stopped and saved, and the rest is not begun.
     """
-    members = store.get_group(group_id).members
+    members = store.groups.get(group_id).members
     for number, member in enumerate(members, start=1):
         # it may have been stopped or deleted meanwhile
         if not _waits(store, member.run_id):

@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 
 from core.config import RunConfig
+from core.errors import StoreError
 
 ACTIVE_STATES = ("queued", "running", "paused")
 ENDED_STATES = ("stopped", "finished", "failed", "interrupted")
@@ -131,6 +132,10 @@ def record_of(row: sqlite3.Row) -> RunRecord:
         work=row["work"],
         pid=row["pid"],
     )
+
+
+def no_such_run(run_id: str) -> StoreError:
+    return StoreError(f"There is no run '{run_id}'.", fix="See python -m core runs for the ids.")
 
 
 def blocks_of(records: Iterable[RunRecord], groups: Mapping[str, tuple[str, str]]) -> dict[str, list[RunRecord]]:

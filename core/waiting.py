@@ -194,7 +194,7 @@ def look_at(store: Store, starting: Sequence[ActiveRun] = ()) -> Look:
 
 def _timed(store: Store, records: Sequence[RunRecord]) -> dict[str, str]:
     """By run id: why it has to run alone, or ""."""
-    compared = store.groups_of([record.run_id for record in records])
+    compared = store.groups.of([record.run_id for record in records])
     words = {"probe": PROBE, "warm-up": WARM_UP}
     return {
         record.run_id: words.get(record.purpose, COMPARED if record.run_id in compared else "") for record in records
@@ -284,7 +284,7 @@ def take_out(store: Store, waiting_id: str) -> int:
 def _blocks(store: Store) -> dict[str, tuple[str, list[RunRecord]]]:
     """Name and waiting runs of what stands in the queue as one, by its id."""
     records = [record for record in store.waiting_runs() if record.purpose != "probe"]
-    groups = store.groups_of([record.run_id for record in records])
+    groups = store.groups.of([record.run_id for record in records])
     return {
         entry_id: (groups.get(runs[0].run_id, ("", runs[0].name))[1], runs)
         for entry_id, runs in blocks_of(records, groups).items()

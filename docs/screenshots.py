@@ -52,7 +52,7 @@ def views_of(browser: Any, height: int = 1000) -> dict[str, Any]:
 def shoot_timings(views: dict[str, Any], url: str, home: Path) -> None:
     """The newest group, and the times of its first cold repeat that compiled."""
     store = Store(home)
-    group = store.list_groups()[0]
+    group = store.groups.list_all()[0]
     run_id = next(member.run_id for member in group.members if (member.label, member.start) == ("xla", "cold"))
     store.close()
     for name, page in views.items():

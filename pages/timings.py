@@ -52,7 +52,7 @@ def compare_as_asked(group: RunGroup) -> dict[str, Any]:
 
 st.title("Timings", anchor=False)
 store = services().store
-records = store.list_groups()
+records = store.groups.list_all()
 group_id = group_views.choose(records)
 record = next((record for record in records if record.group_id == group_id), None)
 group = ARTICLE if record is None else loaded(store, record)

@@ -44,7 +44,7 @@ def tell(store: Store, run_id: str, *events: Event, at: float = 1e9) -> None:
 
 def add_steps(store: Store, run_id: str, first: int, last: int, epoch: int = 1) -> None:
     """Logged steps from `first` to `last`, packed by the store as if they had been appended."""
-    with store._write() as db:
+    with store.database.write() as db:
         db.execute(_STEPS, {"run_id": run_id, "first": first, "last": last, "epoch": epoch})
         store._blocks.follow(db, run_id, ["StepLogged"] * (last - first + 1))
 
@@ -75,7 +75,7 @@ def many_runs(store: Store, count: int, *, steps: int = 100, samples: int = 20) 
     tell(store, first, ended())
     store.end_run(first, "finished")
     others = [store.create_run(make_config("quick", lr=1e-3 * (1 + number / count))) for number in range(1, count)]
-    with store._write() as db:
+    with store.database.write() as db:
         for run_id in others:
             db.execute(
                 "INSERT INTO events (run_id, kind, at, payload) "

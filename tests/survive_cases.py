@@ -212,8 +212,8 @@ class FullDisk:
         self._ballast.unlink()
 
     def _tell(self, pragma: str) -> None:
-        with self._store._lock:
-            self._store._db.execute(pragma)
+        with self._store.database.lock:
+            self._store.database.writer.execute(pragma)
 
 
 class Told:

@@ -233,7 +233,7 @@ def test_a_store_that_another_process_has_open_without_runs_is_restored_under_it
         prepare(tmp_path / "fresh", folder)
         assert len(store.list_runs()) == 2
         store.set_note(store.newest_run_id(), "it can write")
-        assert store._db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+        assert store.database.writer.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
 
 
 def test_runs_that_were_deleted_on_purpose_do_not_come_back(home: Path, folder: Path):
@@ -480,7 +480,7 @@ def test_ends_of_epochs_checkpoints_and_new_runs_make_a_backup_due_and_steps_do_
     assert is_due_after(tell(EpochEnded(1, 4, 0.7, 60.0, 0.6, 75.0, None, 2.5, 32.0, Phases(), 0, 1e-3)))
     assert not is_due_after(tell(step))
     assert is_due_after(lambda: store.rename(run_id, "another name"))
-    assert is_due_after(lambda: store.group_runs("Past runs", [(run_id, "one", "")]))
+    assert is_due_after(lambda: store.groups.of_past_runs("Past runs", [(run_id, "one", "")]))
     assert is_due_after(lambda: store.end_run(run_id, "finished"))
 
 

@@ -95,7 +95,7 @@ def test_two_runs_beside_each_other_have_the_losses_that_they_have_alone_and_bot
 def test_a_run_of_a_comparison_waits_till_nothing_trains_and_nothing_begins_beside_it(store: Store, pictures: Path):
     first = store.create_run(tiny(pictures, epochs=60), name="first")
     compared = [PlannedRun(tiny(pictures, epochs=2), "a", "warm", number) for number in (1, 2)]
-    group = store.get_group(store.create_group("Mine", compared, plan={}))
+    group = store.groups.get(store.groups.create("Mine", compared, plan={}))
     last = store.create_run(tiny(pictures, device="xla"), name="last")
     with working(store):
         wait_until(lambda: not store.get_run(last).is_active)

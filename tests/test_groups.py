@@ -91,9 +91,9 @@ def test_a_value_out_of_its_limits_is_refused_by_name():
 
 def test_a_group_runs_to_its_end_though_one_config_fails(store: Store, pictures: Path):
     configs = {"fine": tiny(pictures), "broken": tiny(pictures, model="timm/no_such_model")}
-    group_id = store.create_group("Two", plan_group(configs, repeats=2, start="warm"), plan={}, own=True)
+    group_id = store.groups.create("Two", plan_group(configs, repeats=2, start="warm"), plan={}, own=True)
     run_group(store, group_id)
-    group = store.get_group(group_id)
+    group = store.groups.get(group_id)
     assert not group.is_active
     states = Counter((member.label, member.purpose, member.state) for member in group.members)
     assert states == {
@@ -109,7 +109,7 @@ def test_a_cold_repeat_has_a_process_of_its_own_and_packs_anew(store: Store, pic
     assert train_queued(store, warm) == "finished"
     cold = store.create_run(tiny(pictures, process="own", caches="anew"))
     assert train_queued(store, cold) == "finished", (store.run_folder(cold) / "process.log").read_text()
-    (pid,) = store._read("SELECT pid FROM runs WHERE run_id = ?", (cold,))[0]
+    (pid,) = store.database.read("SELECT pid FROM runs WHERE run_id = ?", (cold,))[0]
     assert pid != os.getpid()
     summary = summarise(store, cold)
     assert summary["is_warm"] is False and summary["cache"]["images"] == 26
@@ -124,7 +124,7 @@ def test_a_process_that_is_killed_is_told_in_words_at_once(store: Store, picture
     while not store.events(run_id, kinds=["StepLogged"]):
         time.sleep(0.05)
         assert thread.is_alive()
-    (pid,) = store._read("SELECT pid FROM runs WHERE run_id = ?", (run_id,))[0]
+    (pid,) = store.database.read("SELECT pid FROM runs WHERE run_id = ?", (run_id,))[0]
     os.kill(pid, signal.SIGKILL)
     thread.join(10)
     summary = summarise(store, run_id)
@@ -148,22 +148,22 @@ def test_a_run_of_its_own_process_stops_and_saves_when_asked(store: Store, pictu
 
 def test_past_runs_are_grouped_by_hand_and_deleting_the_group_keeps_them(store: Store, pictures: Path):
     ids = [store.create_run(tiny(pictures)) for _ in range(3)]
-    group_id = store.group_runs("By hand", [(ids[0], "a", "warm"), (ids[1], "a", "warm"), (ids[2], "b", "")])
-    members = store.get_group(group_id).members
+    group_id = store.groups.of_past_runs("By hand", [(ids[0], "a", "warm"), (ids[1], "a", "warm"), (ids[2], "b", "")])
+    members = store.groups.get(group_id).members
     assert [(member.run_id, member.label, member.repeat) for member in members] == [
         (ids[0], "a", 1), (ids[1], "a", 2), (ids[2], "b", 1),
     ]  # fmt: skip
-    assert [record.group_id for record in store.list_groups()] == [group_id]
+    assert [record.group_id for record in store.groups.list_all()] == [group_id]
     with pytest.raises(StoreError):
-        store.group_runs("Broken", [(ids[0], "a", ""), ("nobody", "b", "")])
-    assert len(store.list_groups()) == 1
+        store.groups.of_past_runs("Broken", [(ids[0], "a", ""), ("nobody", "b", "")])
+    assert len(store.groups.list_all()) == 1
     store.request(ids[0], "stop")
     store.delete(ids[0])
-    assert len(store.get_group(group_id).members) == 2
-    store.delete_group(group_id)
+    assert len(store.groups.get(group_id).members) == 2
+    store.groups.delete(group_id)
     assert store.get_run(ids[1]).run_id == ids[1]
     with pytest.raises(StoreError, match="no run group"):
-        store.get_group(group_id)
+        store.groups.get(group_id)
 
 
 def test_the_reference_group_needs_no_store_entry(store: Store):

@@ -55,7 +55,9 @@ def store(tmp_path_factory):
         assert opened.get_run(run_id).state == "finished"
         opened.set_note(run_id, f"note {NAME}")
         opened.set_tags(run_id, [f"tag {NAME}"])
-    opened.group_runs(NAME, [(run_id, f"{place} {NAME}", "warm") for place, run_id in enumerate(runs)], note=NAME)
+    opened.groups.of_past_runs(
+        NAME, [(run_id, f"{place} {NAME}", "warm") for place, run_id in enumerate(runs)], note=NAME
+    )
     lost = opened.create_run(make_config("quick", model=NAME, data=NAME), name=NAME, forked_from=runs[0])
     opened.claim(lost, "cpu")
     ended = RunEnded("failed", 1.0, Phases(), 0, 0.0, reason=f"No {NAME}.", fix=f"Take {NAME}.")
@@ -111,7 +113,7 @@ def test_no_page_reads_a_name_as_markup(store, monkeypatch):
     finished, failed = (
         [record.run_id for record in store.list_runs() if record.state == state] for state in ("finished", "failed")
     )
-    group = store.list_groups()[0].group_id
+    group = store.groups.list_all()[0].group_id
     monkeypatch.setenv("FINETUNE_ROOTS", str(store.home.parent))
     with dashboard(store.home) as running, chromium_page() as page:
         walk = Walk(page, running.url)
@@ -162,7 +164,7 @@ def test_runs_side_by_side_and_a_group_of_them_read_no_name_as_markup(store):
 @pytest.mark.parametrize("what", ["run", "group"])
 def test_a_report_reads_no_name_as_markup(store, tmp_path, what):
     finished = [record.run_id for record in store.list_runs() if record.state == "finished"]
-    name = finished[0] if what == "run" else store.list_groups()[0].group_id
+    name = finished[0] if what == "run" else store.groups.list_all()[0].group_id
     (tmp_path / "report.html").write_text(export(store, name, "html"), encoding="utf-8")
     dialogs: list[str] = []
     with chromium_page() as page:
@@ -178,7 +180,7 @@ def test_a_report_reads_no_name_as_markup(store, tmp_path, what):
 def test_markdown_for_a_readme_holds_names_as_text(store, what):
     states = {"run": "finished", "failed": "failed"}
     found = [record.run_id for record in store.list_runs() if record.state == states.get(what)]
-    text = export(store, found[0] if found else store.list_groups()[0].group_id, "markdown")
+    text = export(store, found[0] if found else store.groups.list_all()[0].group_id, "markdown")
     # what stands between backticks is shown as it is
     assert not re.search(r"(?<!\\)[<\[$*]|(?<!\\):red", re.sub(r"`[^`\n]*`", "", text))
     assert {"run": "`timm/test_resnet`", "failed": f"`{NAME}`", "group": escaped(NAME)}[what] in text

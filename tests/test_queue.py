@@ -186,7 +186,7 @@ def test_a_probe_is_not_seen_and_moves_go_past_it(store: Store):
 
 def compared(store: Store, count: int = 3) -> str:
     runs = [PlannedRun(make_config("quick", device="cpu"), "a", "warm", number) for number in range(count)]
-    return store.create_group("Mine", runs, plan={})
+    return store.groups.create("Mine", runs, plan={})
 
 
 def test_the_runs_of_a_comparison_stand_and_move_together_in_their_order(store: Store):
@@ -197,15 +197,15 @@ def test_the_runs_of_a_comparison_stand_and_move_together_in_their_order(store: 
     store.move(b, "up")
     store.move(b, "up")
     assert order(store) == ["a", "b", *before[1:4], "x"]
-    store.move(store.get_group(group_id).members[1].run_id, "first")
+    store.move(store.groups.get(group_id).members[1].run_id, "first")
     assert order(store) == [*before[1:4], "a", "b", "x"]
     assert [(entry.entry_id == group_id, len(entry.runs)) for entry in entries_of(store)] == [
         (True, 3), (False, 1), (False, 1), (False, 1),
     ]  # fmt: skip
-    assert take_out(store, store.get_group(group_id).members[0].run_id) == 1
+    assert take_out(store, store.groups.get(group_id).members[0].run_id) == 1
     assert take_out(store, group_id) == 2
     assert order(store) == ["a", "b", "x"]
-    assert [member.state for member in store.get_group(group_id).members] == ["stopped"] * 3
+    assert [member.state for member in store.groups.get(group_id).members] == ["stopped"] * 3
     with pytest.raises(StoreError, match="doesn't wait"):
         take_out(store, group_id)
 

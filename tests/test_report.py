@@ -126,7 +126,7 @@ def test_names_are_no_tags(store: Store, planted: str):
 
 
 def test_labels_and_notes_of_a_group_are_no_tags(store: Store, planted: str):
-    group_id = store.group_runs(PLANTED, [(planted, PLANTED, "cold")], note=PLANTED)
+    group_id = store.groups.of_past_runs(PLANTED, [(planted, PLANTED, "cold")], note=PLANTED)
     tags = Tags(group_html(store, group_id))
     assert tags.text.count(PLANTED) >= 4
     assert not any("<script>window" in script or "<img" in script for script in tags.scripts[1:])
@@ -159,7 +159,7 @@ def test_the_article_s_group_is_told_with_its_source(store: Store):
 
 def test_a_group_of_runs_is_compared_by_run_and_by_epoch(store: Store, planted: str):
     summary = summarise(store, planted)
-    group_id = store.group_runs("Twice", [(planted, "one", "cold")])
+    group_id = store.groups.of_past_runs("Twice", [(planted, "one", "cold")])
     text = Tags(group_html(store, group_id)).text
     assert "Whole run, compared" in text and "Epoch time, compared" in text
     assert planted in text and f"torch {summary['environment']['torch']}" in text
@@ -176,7 +176,7 @@ def test_there_is_no_report_of_what_is_not_there(store: Store):
 @pytest.mark.skipif(not HAS_CHROMIUM and os.environ.get("CI") != "true", reason=f"{CHROMIUM} is not there")
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_reports_open_offline_and_draw_their_charts(store: Store, planted: str, tmp_path: Path, scheme: str):
-    group_id = store.group_runs(PLANTED, [(planted, PLANTED, "cold")], note=PLANTED)
+    group_id = store.groups.of_past_runs(PLANTED, [(planted, PLANTED, "cold")], note=PLANTED)
     reports = {
         "run": (run_html(store, planted), 5),
         "group": (group_html(store, group_id), 3),

@@ -159,7 +159,7 @@ def test_figures_that_died_before_they_were_written_are_told_again_by_the_state(
     whole, broken = store.create_run(config), store.create_run(config)
     train(store, whole)
     train(store, broken, stop_at=6)
-    with store._write() as db:
+    with store.database.write() as db:
         db.execute("DELETE FROM events WHERE run_id = ? AND kind = 'EpochEnded'", (broken,))
     assert summarise(store, broken)["epochs"] == []
     go_on(store, broken)
@@ -383,7 +383,7 @@ def test_a_run_of_two_processes_is_taken_up_again_by_two(store: Store, pictures:
 def test_of_a_part_that_was_killed_the_time_counts_until_its_last_sign_of_life(store: Store, pictures: Path):
     run_id = store.create_run(tiny(pictures, **BASE))
     train(store, run_id, stop_at=8)
-    with store._write() as db:
+    with store.database.write() as db:
         # as if it had been killed after the state at the first epoch's end
         db.execute("DELETE FROM events WHERE run_id = ? AND kind = 'RunEnded'", (run_id,))
         db.execute("UPDATE runs SET state = 'running', pid = 1, pid_started = 0 WHERE run_id = ?", (run_id,))

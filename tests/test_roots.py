@@ -225,8 +225,8 @@ def test_what_a_page_queues_is_looked_at_in_the_store_itself(store, place):
         with pytest.raises(PathError):
             registry.services().store.create_run(bad, purpose="probe")
         with pytest.raises(PathError):
-            registry.services().store.create_group("g", runs, plan={})
-    assert store.list_runs(with_probes=True) == [] and store.list_groups() == []
+            registry.services().store.groups.create("g", runs, plan={})
+    assert store.list_runs(with_probes=True) == [] and store.groups.list_all() == []
 
 
 def test_a_run_that_the_command_line_began_elsewhere_is_not_resumed_from_a_browser(store, place):

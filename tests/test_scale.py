@@ -39,7 +39,7 @@ def small_blocks(monkeypatch) -> int:
 
 
 def blocks_of(store: Store, run_id: str) -> list[tuple[str, int]]:
-    rows = store._read("SELECT kind, count FROM step_blocks WHERE run_id = ? ORDER BY first_event", (run_id,))
+    rows = store.database.read("SELECT kind, count FROM step_blocks WHERE run_id = ? ORDER BY first_event", (run_id,))
     return [(row["kind"], row["count"]) for row in rows]
 
 
@@ -102,7 +102,7 @@ def test_a_transaction_that_is_undone_leaves_neither_events_nor_blocks(store: St
     tell(store, run_id, *map(step, range(1, 6)))
 
     def fail() -> None:
-        with store._write() as db:
+        with store.database.write() as db:
             db.execute("INSERT INTO events (run_id, kind, at, payload) VALUES (?, 'StepLogged', 0, '{}')", (run_id,))
             store._blocks.follow(db, run_id, ["StepLogged"] * 9)
             raise RuntimeError("the disk is gone")
@@ -122,13 +122,14 @@ def test_a_deleted_run_takes_its_blocks_along(store: Store, small_blocks: int):
     tell(store, run_id, *map(step, range(1, 16)))
     store.end_run(run_id, "finished")
     store.delete(run_id)
-    assert store._read("SELECT * FROM step_blocks") == [] and store.columns(run_id, "StepLogged")["id"].size == 0
+    assert store.database.read("SELECT * FROM step_blocks") == []
+    assert store.columns(run_id, "StepLogged")["id"].size == 0
 
 
 def test_a_run_from_before_there_were_blocks_is_read_and_gets_them_bit_by_bit(store: Store, small_blocks: int):
     run_id = begin(store)
     tell(store, run_id, *map(step, range(1, 51)))
-    with store._write() as db:
+    with store.database.write() as db:
         db.execute("DELETE FROM step_blocks")
     store = Store(store.home)
     series = RunSeries(store, run_id)
@@ -172,7 +173,7 @@ def check_opening(home: Path, run_id: str) -> RunSeries:
     """Open a run in a store of its own, which knows nothing yet."""
     store = Store(home)
     read: list[str] = []
-    store._reader.set_trace_callback(read.append)
+    store.database.reader.set_trace_callback(read.append)
     with ServerTime() as opening:
         series = RunSeries(store, run_id)
         series.update()

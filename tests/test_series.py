@@ -208,7 +208,7 @@ def test_a_cursor_of_another_process_is_out_of_date(store: Store, run_id: str):
 def test_a_run_whose_events_are_from_before_some_fields_came_opens(store: Store, run_id: str):
     told(store, run_id, step(1), epoch(1, 1))
     newer = [f"'$.{name}'" for name in ("step_times", "left_out", "device_idle_s", "earlier", "steps")]
-    with store._write() as db:
+    with store.database.write() as db:
         db.execute(f"UPDATE events SET payload = json_remove(payload, {', '.join(newer)})")
     series = RunSeries(store, run_id)
     series.update()

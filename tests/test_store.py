@@ -139,5 +139,5 @@ def test_a_store_of_the_first_schema_is_brought_up_to_date_with_its_runs(tmp_pat
     store = Store(tmp_path)
     record = store.get_run("old")
     assert (record.config.epochs, record.config.process, record.purpose) == (2, "shared", "train")
-    assert store.list_groups() == [] and store.group_runs("By hand", [("old", "a", "")])
+    assert store.groups.list_all() == [] and store.groups.of_past_runs("By hand", [("old", "a", "")])
     store.close()

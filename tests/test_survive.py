@@ -96,8 +96,8 @@ def test_a_home_that_is_read_only_is_told_in_one_line_at_the_start(commands: Com
 def test_a_run_goes_on_while_its_store_is_read_only(store: Store, pictures: Path):
     def set_read_only(on: int) -> None:
         # a disk that has open files can't be made read-only here; SQLite answers in the same way to this
-        with store._lock:
-            store._db.execute(f"PRAGMA query_only = {on}")
+        with store.database.lock:
+            store.database.writer.execute(f"PRAGMA query_only = {on}")
 
     def wait_until_it_is_noticed() -> None:
         while not store._trouble:

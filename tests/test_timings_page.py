@@ -65,7 +65,7 @@ def address(app: AppTest) -> str:
 
 
 def past_group(store: Store, name: str = "Mine", labels: tuple[str, ...] = ("a", "a", "b", "b")) -> str:
-    return store.group_runs(name, [(add_run(store), label, "warm") for label in labels])
+    return store.groups.of_past_runs(name, [(add_run(store), label, "warm") for label in labels])
 
 
 def test_without_a_group_the_articles_runs_are_shown_and_nothing_is_concluded(home):
@@ -78,7 +78,7 @@ def test_without_a_group_the_articles_runs_are_shown_and_nothing_is_concluded(ho
 
 def test_a_group_of_real_runs_shows_ratio_interval_phases_and_every_run(home, pictures):
     configs = varied(tiny(pictures), {"image_size": [32, 64]})
-    group_id = home.create_group("Sizes", plan_group(configs, repeats=3, start="warm"), plan={})
+    group_id = home.groups.create("Sizes", plan_group(configs, repeats=3, start="warm"), plan={})
     run_group(home, group_id)
     app = open_page("timings", group=group_id)
     words = texts(app)
@@ -89,7 +89,7 @@ def test_a_group_of_real_runs_shows_ratio_interval_phases_and_every_run(home, pi
     [cells] = [frame.value for frame in app.dataframe if "95 % from" in frame.value.columns]
     assert list(cells["Repeats"]) == [3, 3] and (cells["95 % from"] < cells["Mean"]).all()
     [runs] = [frame.value for frame in app.dataframe if "Run" in frame.value.columns]
-    members = [member.run_id for member in home.get_group(group_id).members if member.purpose == "train"]
+    members = [member.run_id for member in home.groups.get(group_id).members if member.purpose == "train"]
     assert list(runs["Run"]) == [f"runs?run={run_id}" for run_id in members]
 
     app = open_page("runs", run=members[0])
@@ -99,7 +99,7 @@ def test_a_group_of_real_runs_shows_ratio_interval_phases_and_every_run(home, pi
 
 def test_the_time_to_an_accuracy_starts_from_one_that_all_repeats_reached(home):
     app = open_page("timings", group=past_group(home))
-    app.selectbox(key=f"measure_{home.list_groups()[0].group_id}").set_value("time_to_accuracy_s").run()
+    app.selectbox(key=f"measure_{home.groups.list_all()[0].group_id}").set_value("time_to_accuracy_s").run()
     assert not app.exception, app.exception
     assert app.number_input[0].value == 75.0
     assert "Time to 75 % top-1" in texts(app)
@@ -117,18 +117,18 @@ def test_the_address_names_the_group_and_choosing_one_changes_the_address(home):
 
 def test_a_group_is_stopped_with_all_its_runs_that_wait(home):
     planned = plan_group(varied(make_config(), {"seed": [1, 2]}), repeats=2, start="warm")
-    group_id = home.create_group("Long", planned, plan={"repeats": 2, "start": "warm", "order_seed": 0})
+    group_id = home.groups.create("Long", planned, plan={"repeats": 2, "start": "warm", "order_seed": 0})
     app = open_page("timings", group=group_id)
     assert "2 repeats of each, warm" in texts(app)
     button(app, "Stop group").click().run()
-    assert {member.state for member in home.get_group(group_id).members} == {"stopped"}
+    assert {member.state for member in home.groups.get(group_id).members} == {"stopped"}
 
 
 def test_a_deleted_group_leaves_its_runs(home):
     app = open_page("timings", group=past_group(home))
     button(app, "Delete group").click().run()
     button(app, "Delete the group").click().run()
-    assert home.list_groups() == [] and len(home.list_runs()) == 4
+    assert home.groups.list_all() == [] and len(home.list_runs()) == 4
 
 
 def test_a_comparison_that_is_started_on_train_runs_and_is_shown_on_timings(worked, pictures):
@@ -139,12 +139,12 @@ def test_a_comparison_that_is_started_on_train_runs_and_is_shown_on_timings(work
     assert "3 repeats are needed to say anything" in texts(app) and "**6 runs**" in texts(app)
     button(app, "Start the comparison").click().run()
     assert not app.exception, app.exception
-    [group] = worked.list_groups()
+    [group] = worked.groups.list_all()
     assert app.title[0].value == "Timings" and address(app) == group.group_id
     deadline = time.monotonic() + 120
-    while worked.get_group(group.group_id).is_active and time.monotonic() < deadline:
+    while worked.groups.get(group.group_id).is_active and time.monotonic() < deadline:
         time.sleep(0.2)
-    members = worked.get_group(group.group_id).members
+    members = worked.groups.get(group.group_id).members
     assert [(member.state, member.purpose) for member in members] == [("finished", "warm-up")] * 2 + [
         ("finished", "train")
     ] * 4
@@ -157,7 +157,7 @@ def test_a_second_press_on_the_same_page_starts_no_second_comparison(home, monke
     comparison = group_form.comparison_of(make_config(), {"seed": [1, 2]}, repeats=3, start="warm", seed=0)
     for _ in range(2):
         group_form.start_group(comparison, "")
-    assert len(home.list_groups()) == 1
+    assert len(home.groups.list_all()) == 1
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_past_runs_become_a_group_with_what_makes_them_hard_to_compare(home, mon
     assert "differ in more than one thing: epochs (2 / 3)" in texts(app)
     app.text_input(key="past_name").set_value("Two").run()
     button(app, "Make the group").click().run()
-    [group] = home.list_groups()
+    [group] = home.groups.list_all()
     assert app.title[0].value == "Timings" and address(app) == group.group_id
     assert group.name == "Two" and {member.run_id for member in group.members} == set(ids)
     assert {member.label for member in group.members} == {"epochs 2, lr 0.02", "epochs 3, lr 0.03"}

@@ -111,7 +111,7 @@ def compare_form(base: RunConfig | None, data_problem: str) -> None:
         problem = data_problem or comparison.problem
         if not problem:
             _outlook(comparison)
-        groups = services().store.list_groups()
+        groups = services().store.groups.list_all()
         st.button(
             "Start the comparison", type="primary", icon=":material/play_arrow:", key="start_comparison",
             width="stretch", disabled=bool(problem), on_click=start_group,
@@ -190,7 +190,7 @@ def start_group(comparison: Comparison, newest_group: str) -> None:
     token = f"{newest_group}|{comparison}"
     try:
         if token not in started:
-            started[token] = services().store.create_group(comparison.name, comparison.runs, plan=comparison.plan)
+            started[token] = services().store.groups.create(comparison.name, comparison.runs, plan=comparison.plan)
             services().worker.wake()
         st.session_state["made_group"] = started[token]
     except AppError as error:
@@ -233,7 +233,7 @@ def past_runs_form(summaries: Sequence[dict[str, Any]]) -> None:
 
 def _make_group(name: str, members: list[tuple[str, str, str]]) -> None:
     try:
-        st.session_state["made_group"] = services().store.group_runs(name, members)
+        st.session_state["made_group"] = services().store.groups.of_past_runs(name, members)
     except AppError as error:
         st.toast(escaped(str(error)), icon=":material/error:")
 

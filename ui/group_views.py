@@ -71,7 +71,7 @@ def show_progress(group_id: str, drawn: int) -> None:
     """How far a group is; reruns the page when more than `drawn` of its runs have ended."""
     store = services().store
     try:
-        record = store.get_group(group_id)
+        record = store.groups.get(group_id)
     except StoreError:
         st.rerun()
     if num_ended(record) != drawn:
@@ -263,7 +263,7 @@ def _ask_delete(group_id: str, name: str) -> None:
 
 def _delete(group_id: str) -> None:
     try:
-        services().store.delete_group(group_id)
+        services().store.groups.delete(group_id)
     except AppError as error:
         st.toast(escaped(str(error)), icon=":material/error:")
     else:

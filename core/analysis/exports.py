@@ -48,7 +48,7 @@ def export(store: Store, name: str, to: str, table: str = "") -> str | bytes:
 def _run_ids(store: Store, group_id: str) -> list[str]:
     if group_id == ARTICLE.group_id:
         raise ConfigError("The article tells no steps and epochs of its runs.", fix="Export it as json or markdown.")
-    return [member.run_id for member in store.get_group(group_id).members]
+    return [member.run_id for member in store.groups.get(group_id).members]
 
 
 def run_markdown(summary: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ def load_group(store: Store, group_id: str) -> RunGroup:
     """
     if group_id == ARTICLE.group_id:
         return ARTICLE
-    return loaded(store, store.get_group(group_id))
+    return loaded(store, store.groups.get(group_id))
 
 
 def loaded(store: Store, record: GroupRecord) -> RunGroup:
