@@ -8,8 +8,8 @@ import queue
 import shutil
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -102,8 +102,10 @@ def _device(kind: str, runtime_kind: str, home: Path, store: Store | None) -> li
     info = next((info for info in list_devices() if info.kind == kind), None)
     if info is None:
         return []
-    why = _in_use(info, home, store) if info.available else ""
-    return device(info, runtime_kind, why)
+    if not info.available:
+        return device(info, runtime_kind)
+    with _turn(info, home, store) as why:
+        return device(info, runtime_kind, why)
 
 
 def device(
@@ -141,28 +143,49 @@ def device(
     return [Finding(check, "ok", f"{name}. {came}")]
 
 
-def _in_use(info: DeviceInfo, home: Path, store: Store | None) -> str:
-    """Why the device must be left alone: a run has it, or may get it before the trial has ended."""
+@contextmanager
+def _turn(info: DeviceInfo, home: Path, store: Store | None) -> Iterator[str]:
+    """Yields why the device must be left alone, as a sentence; "" where it may be tried meanwhile.
+
+    No two processes can have a TPU, so that its lock is held: a run that begins meanwhile waits for it.
+    """
     from core.devices.xla import holds_tpu, wants_tpu
     from core.errors import StoreError
     from core.store import Store
 
     is_tpu = info.kind in ("xla", "tpu") and wants_tpu()
     if is_tpu and holds_tpu():
-        return "This process has started it, so that no other can try it."
-    if store is None and not (home / "runs.sqlite").exists():
-        return ""
+        yield "This process has started it, so that no other can try it."
+        return
     with ExitStack() as stack:
-        try:
-            used = store or stack.enter_context(closing(Store(home)))
-        except StoreError:
-            return ""  # the look at the home folder tells why
-        if used.is_held(info.kind):
-            return "A run has it, so it was not tried."
-        # no two processes can have a TPU, and a run that begins meanwhile would fail
-        if is_tpu and used.list_runs(active_only=True, with_probes=True):
-            return "Runs are under way or wait, so it was not tried."
-    return ""
+        used = store
+        if used is None and (home / "runs.sqlite").exists():
+            # the look at the home folder tells why it can't be opened
+            with suppress(StoreError):
+                used = stack.enter_context(closing(Store(home)))
+        if used is None:
+            yield ""
+        elif used.is_held(info.kind):
+            yield "A run has it, so it was not tried."
+        elif not is_tpu:
+            yield ""
+        elif used.list_runs(active_only=True, with_probes=True):
+            yield "Runs are under way or wait, so it was not tried."
+        else:
+            yield "" if stack.enter_context(_held(used, info.kind)) else "A run has it, so it was not tried."
+
+
+@contextmanager
+def _held(store: Store, kind: str) -> Iterator[bool]:
+    """Hold a device as a run does; yields False where a run was faster."""
+    from core.config import make_config
+
+    run_id = store.create_run(make_config("quick", device=kind), own=True, purpose="probe", work="doctor")
+    try:
+        yield store.claim(run_id, kind)
+    finally:
+        store.end_run(run_id, "stopped")
+        store.delete(run_id)
 
 
 # -- the rest -------------------------------------------------------------------------------------------------------

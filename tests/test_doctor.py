@@ -182,11 +182,26 @@ def test_a_tpu_is_not_tried_while_a_run_waits_that_might_want_it(store: Store, m
     # no TPU is here: that XLA's device is one is pretended
     monkeypatch.setattr("core.devices.xla.wants_tpu", lambda: True)
     info = DeviceInfo("xla", "TPU v5e", True)
-    assert doctor._in_use(info, store.home, store) == ""
     store.create_run(make_config("quick"))
-    assert doctor._in_use(info, store.home, store) == "Runs are under way or wait, so it was not tried."
+    with doctor._turn(info, store.home, store) as why:
+        assert why == "Runs are under way or wait, so it was not tried."
     monkeypatch.setattr("core.devices.xla.holds_tpu", lambda: True)
-    assert doctor._in_use(info, store.home, store).startswith("This process has started it")
+    with doctor._turn(info, store.home, store) as why:
+        assert why.startswith("This process has started it")
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_run_that_begins_while_a_tpu_is_tried_waits_for_it_and_nothing_is_left(store: Store, monkeypatch, is_open):
+    monkeypatch.setattr("core.devices.xla.wants_tpu", lambda: True)
+    with doctor._turn(DeviceInfo("xla", "TPU v5e", True), store.home, store if is_open else None) as why:
+        assert why == ""
+        run_id = store.create_run(make_config("quick"))
+        assert not store.claim(run_id, "xla")
+        # another look meanwhile leaves it alone too
+        with doctor._turn(DeviceInfo("xla", "TPU v5e", True), store.home, store) as other:
+            assert other == "A run has it, so it was not tried."
+    assert store.claim(run_id, "xla")
+    assert [record.run_id for record in store.list_runs(with_probes=True)] == [run_id]
 
 
 def test_an_accelerator_that_shows_and_cannot_be_used_is_a_problem_and_one_that_is_not_there_is_none():

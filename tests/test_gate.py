@@ -184,6 +184,22 @@ class TestSessions:
         other = Sessions(tmp_path / "b", TOKEN)
         assert not other.find([good]) and not other.open(is_https=True).startswith(name)
 
+    @pytest.mark.parametrize("other", ['a={"x":"1"}', "a[b]@=1", "gr\xf6\xdfe=\xfc", "{name}=of-a-neighbour"])
+    def test_cookies_of_other_programs_at_this_host_hide_no_session(self, tmp_path: Path, other: str):
+        sessions = Sessions(tmp_path, TOKEN)
+        good = sessions.open(is_https=False).partition(";")[0]
+        other = other.format(name=good.partition("=")[0]) if "{name}" in other else other
+        for held in ([f"{other}; {good}"], [f"{good}; {other}"], [other, good], [good, other]):
+            assert sessions.find(held), held
+
+    def test_a_log_out_counts_where_it_can_not_be_written_down(self, visitor: Visitor, tmp_path: Path):
+        with logged_in(visitor) as client:
+            (tmp_path / "access" / "logged-out").mkdir()
+            stolen = {"cookie": "; ".join(f"{name}={value}" for name, value in client.cookies.items())}
+            answer = client.get("/logout")
+            assert answer.status_code == 200 and "Max-Age=0" in answer.headers["set-cookie"]
+            assert visitor().get("/live", headers=stolen).status_code == 401
+
     def test_the_secret_is_for_its_owner_alone(self, tmp_path: Path):
         Sessions(tmp_path, TOKEN)
         assert (tmp_path / "access" / "secret").stat().st_mode & 0o077 == 0
@@ -277,6 +293,16 @@ class TestGuesses:
         assert tried("203.0.113.5, 198.51.100.1", TOKEN) == 429
         assert tried("198.51.100.2", TOKEN) == 303
 
+    @pytest.mark.parametrize("kind", ["image", "iframe", "empty", "script"])
+    def test_another_sites_page_can_not_have_its_visitor_locked_out(self, visitor: Visitor, kind: str):
+        for _ in range(LOCKED_AFTER):
+            headers = {"sec-fetch-site": "cross-site", "sec-fetch-dest": kind}
+            assert visitor().get("/?token=wrong", headers=headers).status_code == 401
+            assert visitor().post("/login", data={"token": "wrong"}, headers=headers).status_code == 403
+        # a link in a mail or a chat opens a page
+        opened = {"sec-fetch-site": "cross-site", "sec-fetch-dest": "document"}
+        assert visitor().get(f"/?token={TOKEN}", headers=opened).status_code == 303
+
     def test_a_client_from_elsewhere_can_not_name_itself(self, visitor: Visitor):
         client = visitor(client="192.0.2.1")
         assert client.get("/?token=wrong", headers={"x-forwarded-for": "1.1.1.1"}).status_code == 401
@@ -305,6 +331,8 @@ class TestOtherSites:
         with logged_in(visitor) as client:
             assert client.post("/api/x", headers={"sec-fetch-site": "cross-site"}).status_code == 403
             assert client.get("/logout", headers={"sec-fetch-site": "cross-site"}).status_code == 403
+            # a picture in the page of another port of this host
+            assert client.get("/logout", headers={"sec-fetch-site": "same-site"}).status_code == 403
             assert client.get("/live", headers={"sec-fetch-site": "cross-site"}).status_code == 200
 
     def test_a_proxy_that_writes_another_host_is_allowed_by_streamlits_option(
@@ -336,6 +364,8 @@ class TestOnThisMachine:
             ("127.0.0.1", "http://localhost", {"x-forwarded-for": "192.0.2.1"}),
             ("127.0.0.1", "http://localhost", {"forwarded": "for=192.0.2.1"}),
             ("127.0.0.1", "http://localhost", {"cf-connecting-ip": "192.0.2.1"}),
+            ("127.0.0.1", "http://localhost", {"x-forwarded-proto": "https"}),
+            ("127.0.0.1", "http://localhost", {"cf-ray": "8f"}),
         ],
     )
     def test_from_elsewhere_one_is_made_and_printed_once(
@@ -347,8 +377,60 @@ class TestOnThisMachine:
         assert len(tokens) == 1 and len(tokens[0]) >= 32
         assert client.get(f"/?token={tokens[0]}", headers=headers).status_code == 303
 
+    def test_another_sites_request_does_not_shut_out_who_sits_here(self, tmp_path: Path):
+        visitor = Visitor(tmp_path, token="")
+        assert visitor(base_url="http://rebound.example").get("/").status_code == 401
+        assert visitor().get("/").status_code == 200
+        with visitor().websocket_connect("ws://localhost/socket") as socket:
+            socket.send_text("hello")
+            assert socket.receive_text() == "hello"
+        assert visitor(base_url="http://rebound.example").get("/").status_code == 401
+
+    def test_a_token_that_was_given_is_needed_here_too(self, visitor: Visitor):
+        assert visitor().get("/").status_code == 401
+
+
+class TestBelowABasePath:
+    """Where Streamlit's option server.baseUrlPath is set."""
+
+    @pytest.fixture(autouse=True)
+    def _base(self) -> Iterator[None]:
+        from streamlit import config
+
+        config.set_option("server.baseUrlPath", "/train/")
+        yield
+        config.set_option("server.baseUrlPath", "")
+
+    def test_what_is_closed_stays_closed(self, visitor: Visitor):
+        with logged_in(visitor) as client:
+            assert client.get("/train/live").status_code == 200
+            assert client.get("/train/_stcore/metrics").status_code == 404
+            assert client.put("/train/_stcore/upload_file/a/b", content=b"x").status_code == 404
+
+    def test_the_form_and_the_printed_link_lead_there(self, visitor: Visitor, tmp_path: Path, capsys: Any):
+        assert visitor().post("/login", data={"token": TOKEN}).headers["location"] == "/train/"
+        Visitor(tmp_path, token="", address="0.0.0.0")().get("/")
+        assert "/train/?token=" in capsys.readouterr().out
+
 
 class TestBodies:
+    def test_a_form_that_does_not_come_is_not_waited_for(self, visitor: Visitor, monkeypatch: pytest.MonkeyPatch):
+        monkeypatch.setattr("ui.gate.FORM_S", 0.05)
+        sent: list[Any] = []
+
+        async def receive() -> Any:
+            if sent:
+                await asyncio.sleep(60)
+            sent.append("beginning")
+            return {"type": "http.request", "body": b"token=", "more_body": True}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/login", "headers": [], "client": ("192.0.2.1", 1)}
+        asyncio.run(asyncio.wait_for(visitor.gate(scope, receive, send), 5))
+        assert sent[1]["status"] == 401
+
     def test_one_that_says_it_is_too_long_is_not_read(self, visitor: Visitor):
         with logged_in(visitor) as client:
             assert client.post("/api/x", content=b"x" * 1000).text == "1000"
@@ -370,6 +452,25 @@ def test_every_answer_tells_browsers_to_be_careful(visitor: Visitor):
         for answer in (visitor().get("/"), client.get("/live")):
             assert answer.headers["x-content-type-options"] == "nosniff"
             assert answer.headers["content-security-policy"] == "frame-ancestors 'self'"
+
+
+@pytest.mark.parametrize(
+    ("told", "heard"),
+    [
+        ("", "private"),
+        ("no-cache", "private, no-cache"),
+        ("public, immutable, max-age=9", "private, immutable, max-age=9"),
+        ("no-store", "no-store"),
+        ("private, max-age=9", "private, max-age=9"),
+    ],
+)
+def test_no_proxy_may_keep_what_a_session_shows(tmp_path: Path, told: str, heard: str):
+    async def page(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("secret", headers={"cache-control": told} if told else {})
+
+    gate = Gate(Starlette(routes=[Route("/", page)]), token=TOKEN, address="127.0.0.1", home=tmp_path)
+    client = TestClient(gate, base_url="http://localhost")
+    assert client.get(f"/?token={TOKEN}").headers["cache-control"] == heard
 
 
 def test_the_launcher_knows_its_own_server_by_a_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from core.__main__ import main
 from core.analysis.exports import export
 from core.config import make_config
 from core.data import figures
@@ -18,7 +19,7 @@ from core.data.split import Item
 from core.events import Phases, RunEnded
 from core.store import Store
 from core.trainer import train_run
-from core.words import escaped
+from core.words import escaped, visible
 from tests.browser import chromium_page, dashboard
 from tests.test_groups import tiny
 
@@ -27,6 +28,7 @@ NAME = f"{IMAGE} <script>alert(2)</script> <b>qqbold</b> **qqstars** [qqlink](ja
 ON_DISK = NAME.replace("/", "_")
 UNSHOWN = re.compile(r"(?<!<b>)qqbold|(?<!\*\*)qqstars|(?<!\[)qqlink|(?<!:red\[)qqred|(?<!\$)qqmath")
 """A word of the name that has lost the signs before it: somebody read them as markup."""
+UNSEEN = re.compile("[\x07\x1b\u202e]")
 FROM_NAMES = "img[onerror], img[src='x'], a[href^='javascript'], [data-testid='stMarkdownContainer'] .katex"
 SHOWN = """() => {
     const seen = [...document.querySelectorAll("#root *")].flatMap((element) => [...element.childNodes])
@@ -199,6 +201,34 @@ def test_markdown_signs_are_escaped_one_by_one():
     assert escaped("&lt; <b> a\n- **x** $y$ :red[z]") == (
         r"\&lt; \<b\> a \- \*\*x\*\* \$y\$ \:red\[z\]"
     )  # fmt: skip
+
+
+STEERING = "a\x1b[31mred\x07 \u202egpj.exe"
+WRITTEN_OUT = r"a\x1b[31mred\x07 \u202egpj.exe"
+
+
+def test_what_steers_a_terminal_or_turns_the_writing_is_written_out():
+    assert visible(STEERING) == WRITTEN_OUT
+    assert not UNSEEN.search(escaped(STEERING))
+    # letters of other scripts stay, and so do the marks that they need
+    assert visible("日本語 שלום\u200f ملف\tx\n") == "日本語 שלום\u200f ملف\tx\n"
+
+
+def test_the_command_line_hands_no_name_to_the_terminal_as_it_is(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    for label in ("b", STEERING):
+        (tmp_path / "data" / label).mkdir(parents=True)
+        for number in range(12):
+            pixels = rng.integers(0, 255, (40, 40, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / label / f"{number}.png")
+        (tmp_path / "data" / label / f"broken {STEERING}.jpg").write_bytes(b"\xff\xd8\xff\xe0 no more")
+    home = str(tmp_path / "home")
+    assert main(["--home", home, "scan", str(tmp_path / "data")]) == 0
+    told = capsys.readouterr()
+    assert not UNSEEN.search(told.out + told.err) and WRITTEN_OUT in told.out
+    assert main(["--home", home, "scan", str(tmp_path / f"none {STEERING}")]) == 2
+    told = capsys.readouterr()
+    assert not UNSEEN.search(told.out + told.err) and WRITTEN_OUT in told.err
 
 
 def test_the_name_of_this_test_has_what_it_needs():

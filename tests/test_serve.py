@@ -21,7 +21,7 @@ from core.serve.knock import is_ours, shows_page
 from core.serve.launcher import Launcher
 from core.serve.server import Place
 from core.serve.status import read_status
-from core.serve.tunnels import KINDS
+from core.serve.tunnels import KINDS, Tunnel
 from tests.browser import ROOT, chromium_page, status_of
 from tests.serving import Serving, serving
 from tests.test_browser import WAIT_MS
@@ -96,6 +96,20 @@ def test_a_server_that_dies_while_the_tunnel_opens_is_waited_for(tmp_path: Path)
         one.wait_for(one.says("The dashboard is up again."))
         assert shows_page(one.ready().address, token_in(one.ready().link))
         assert len(one.starts()) == 1
+
+
+def test_a_second_ctrl_c_breaks_off_and_leaves_no_process_and_no_link(tmp_path: Path):
+    with serving(tmp_path, *TUNNEL, mode="ok") as one:
+        one.ready()
+        children = one.children()
+        one.process.send_signal(signal.SIGINT)
+        one.wait_for(one.says("Ending;"))
+        assert one.end() == 130
+        # nothing is left to the kernel, which ends orphans on Linux alone
+        assert [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE] == []
+        status = read_status(one.home)
+        assert status is not None and (status.state, status.link, status.local) == ("ended", "", "")
+        assert "Traceback" not in one.told.read_text()
 
 
 def test_what_it_started_ends_with_a_launcher_that_is_killed(tmp_path: Path):
@@ -290,6 +304,20 @@ def test_a_launcher_without_a_tunnel_serves_this_machine_with_a_token(tmp_path: 
         began = time.monotonic()
         assert one.end(signal.SIGTERM) == 143
         assert time.monotonic() - began < 20
+
+
+def test_the_tunnels_program_is_not_told_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = tmp_path / "cloudflared"
+    program.write_text('#!/bin/sh\necho "$@"; env; echo over\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("FINETUNE_TOKEN", "a-token-of-mine")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    tunnel, log = Tunnel(KINDS["cloudflared"], "http://127.0.0.1:1", 0, tmp_path / "log"), tmp_path / "log"
+    while tunnel.lives:
+        time.sleep(0.02)
+    tunnel.stop()
+    assert "over" in log.read_text() and str(tmp_path) in log.read_text()
+    assert "a-token-of-mine" not in log.read_text()
 
 
 def test_its_help_names_every_option(capsys: pytest.CaptureFixture[str]):

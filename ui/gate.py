@@ -6,36 +6,47 @@ loopback name, past no proxy. In every other case a token is needed; where none 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import os
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from core.serve.knock import INSTANCE_HEADER, INSTANCE_VARIABLE, TOKEN_VARIABLE
 from core.store import default_home
 from ui import login_page
 from ui.guesses import Guesses
+from ui.senders import (
+    LOOPBACK,
+    Scope,
+    client_of,
+    has_body,
+    headers_of,
+    is_cross_site,
+    is_https,
+    is_local,
+    is_opened_page,
+)
 from ui.sessions import Sessions
 
 Message = MutableMapping[str, Any]
-Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Headers = list[tuple[bytes, bytes]]
 
-LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 MAX_BODY_BYTES = 16 * 2**20
 """Of one request; whole files come in slices."""
 MAX_FORM_BYTES = 4096
-SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
+FORM_S = 10.0
+"""How long the form with the token may take to arrive."""
 CLOSED_PATHS = ("/_stcore/upload_file", "/_stcore/metrics", "/_stcore/agent", "/auth/", "/oauth2callback")
 """What Streamlit serves and the app has no use for: uploads in memory, figures about itself, a way in for programs, and
 logins at others."""
-_PROXY_HEADERS = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via", b"cf-connecting-ip")
 _SAFETY: Headers = [
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"same-origin"),
@@ -62,6 +73,7 @@ class Gate:
     ) -> None:
         self.app = app
         self._token = (os.environ.get(TOKEN_VARIABLE, "") if token is None else token).strip()
+        self._is_given = bool(self._token)
         self._address, self._home = address, home
         self._instance = os.environ.get(INSTANCE_VARIABLE, "").encode()
         self._guesses = Guesses()
@@ -73,15 +85,16 @@ class Gate:
                 self._make_token()
             await self.app(scope, receive, send)
             return
-        if _is_cross_site(scope):
+        if is_cross_site(scope):
             await self._refuse(scope, receive, send, 403, b"This request came from another site's page.\n")
             return
+        # a token that somebody else's request made necessary must not shut out who sits at this machine
+        if not self._is_given and self._listening_address() in LOOPBACK and is_local(scope):
+            await self._pass(scope, receive, send)
+            return
         if not self._token:
-            if self._listening_address() in LOOPBACK and _is_local(scope):
-                await self._pass(scope, receive, send)
-                return
             self._make_token()
-        number = self.sessions.find(_headers(scope, b"cookie"))
+        number = self.sessions.find(headers_of(scope, b"cookie"))
         if scope["type"] == "http" and await self._is_about_access(scope, receive, send, number):
             return
         if not number:
@@ -104,12 +117,12 @@ class Gate:
         query = parse_qsl(scope.get("query_string", b"").decode("latin-1"), keep_blank_values=True)
         tokens = [value for name, value in query if name == "token"]
         if path == "/logout" and number:
-            cookie = self.sessions.end(number, is_https=_is_https(scope))
+            cookie = self.sessions.end(number, is_https=is_https(scope))
             await self._answer(send, 200, [*_HTML, (b"set-cookie", cookie.encode())], login_page.logged_out())
         elif path == "/login" and method == "POST":
             form = parse_qsl((await _form(receive)).decode("latin-1"), keep_blank_values=True)
-            await self._try(scope, send, dict(form).get("token", ""), "/", [])
-        elif tokens and method == "GET":
+            await self._try(scope, send, dict(form).get("token", ""), f"{_base_path()}/", [])
+        elif tokens and method == "GET" and (number or is_opened_page(scope)):
             rest = [(name, value) for name, value in query if name != "token"]
             if number:
                 await self._redirect(send, path, rest)
@@ -121,14 +134,14 @@ class Gate:
 
     async def _try(self, scope: Scope, send: Send, given: str, path: str, query: list[tuple[str, str]]) -> None:
         """Open a session where the token is right."""
-        client = _client(scope)
+        client = client_of(scope)
         wait_s = self._guesses.wait_s(client)
         if wait_s > 0:
             headers = [*_HTML, (b"retry-after", str(int(wait_s) + 1).encode())]
             await self._answer(send, 429, headers, login_page.wait(wait_s))
         elif hmac.compare_digest(given.strip().encode(), self._token.encode()):
             self._guesses.note_right(client)
-            cookie = self.sessions.open(is_https=_is_https(scope))
+            cookie = self.sessions.open(is_https=is_https(scope))
             await self._redirect(send, path, query, (b"set-cookie", cookie.encode()))
         else:
             self._guesses.note_wrong(client)
@@ -150,7 +163,7 @@ class Gate:
             await receive()
             await send({"type": "websocket.close", "code": 1008})
             return
-        await self._answer(send, status, [*_HTML, *(_HANG_UP if _has_body(scope) else ())], body)
+        await self._answer(send, status, [*_HTML, *(_HANG_UP if has_body(scope) else ())], body)
 
     async def _answer(self, send: Send, status: int, headers: Headers, body: bytes) -> None:
         instance = [(INSTANCE_HEADER.encode(), self._instance)] if self._instance else []
@@ -165,10 +178,10 @@ class Gate:
     async def _pass(self, scope: Scope, receive: Receive, send: Send, number: str = "") -> None:
         if scope["type"] == "websocket":
             await self._pass_socket(scope, receive, send, number)
-        elif scope["type"] != "http" or scope["path"].startswith(CLOSED_PATHS):
+        elif scope["type"] != "http" or scope["path"].removeprefix(_base_path()).startswith(CLOSED_PATHS):
             await self._refuse(scope, receive, send, 404, b"")
         else:
-            await self._pass_request(scope, receive, send)
+            await self._pass_request(scope, receive, send, is_private=bool(number))
 
     async def _pass_socket(self, scope: Scope, receive: Receive, send: Send, number: str) -> None:
         """A socket lasts until its session is ended."""
@@ -196,11 +209,11 @@ class Gate:
         """Whether the session that a socket was opened in goes on; without a token there is none."""
         return not number or self.sessions.is_open(number)
 
-    async def _pass_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _pass_request(self, scope: Scope, receive: Receive, send: Send, *, is_private: bool) -> None:
         """A request whose body is no longer than it may be, whatever it says of its length."""
-        count, is_answered, is_too_long, is_whole = 0, False, False, not _has_body(scope)
-        claimed = "".join(_headers(scope, b"content-length")) or "0"
-        if not claimed.isdecimal() or int(claimed) > MAX_BODY_BYTES:
+        count, is_answered, is_too_long, is_whole = 0, False, False, not has_body(scope)
+        claimed = "".join(headers_of(scope, b"content-length")) or "0"
+        if not claimed.isdecimal() or len(claimed) > 20 or int(claimed) > MAX_BODY_BYTES:
             await self._answer(send, 413, [*_HTML, *_HANG_UP], b"")
             return
 
@@ -220,9 +233,11 @@ class Gate:
                 return
             if message["type"] == "http.response.start":
                 is_answered = True
-                known = {name.lower() for name, _ in message.get("headers", [])}
+                headers: Headers = list(message.get("headers", []))
+                known = {name.lower() for name, _ in headers}
                 added = [header for header in _SAFETY if header[0] not in known]
-                message = {**message, "headers": [*message.get("headers", []), *added, *(() if is_whole else _HANG_UP)]}
+                headers = _private(headers) if is_private else headers
+                message = {**message, "headers": [*headers, *added, *(() if is_whole else _HANG_UP)]}
             await send(message)
 
         try:
@@ -247,79 +262,35 @@ class Gate:
         self._token, self._sessions = secrets.token_urlsafe(24), None
         host = "localhost" if self._listening_address() in LOOPBACK | {"0.0.0.0", "::"} else self._listening_address()
         port = config.get_option("server.port")
-        print(f"Open the dashboard with its token: http://{host}:{port}/?token={self._token}", flush=True)
+        print(f"Open the dashboard with its token: http://{host}:{port}{_base_path()}/?token={self._token}", flush=True)
 
 
-def _headers(scope: Scope, name: bytes) -> list[str]:
-    return [value.decode("latin-1") for key, value in scope.get("headers", []) if key.lower() == name]
+def _private(headers: Headers) -> Headers:
+    """What a person's session shows must not be kept by a proxy or a tunnel's provider, who would hand it to others."""
+    told = b", ".join(value for name, value in headers if name.lower() == b"cache-control")
+    words = [word for word in (part.strip() for part in told.split(b",")) if word and word != b"public"]
+    if b"no-store" not in words and b"private" not in words:
+        words = [b"private", *words]
+    others = [header for header in headers if header[0].lower() != b"cache-control"]
+    return [*others, (b"cache-control", b", ".join(words))]
 
 
-def _has_body(scope: Scope) -> bool:
-    lengths = _headers(scope, b"content-length")
-    return bool(_headers(scope, b"transfer-encoding")) or any(length != "0" for length in lengths)
-
-
-def _is_cross_site(scope: Scope) -> bool:
-    """Whether a page of another site makes this request, and it could do something.
-
-    Browsers name the page's origin with every websocket and every request that isn't safe; what names none comes from
-    no page. Without this check any page that a person visits could command a dashboard on the person's own machine.
-    """
-    is_socket = scope["type"] == "websocket"
-    if scope["type"] == "http" and scope["method"] in SAFE_METHODS and scope["path"] != "/logout":
-        return False
-    if not is_socket and _headers(scope, b"sec-fetch-site")[:1] == ["cross-site"]:
-        return True
-    hosts = {host.lower() for host in _headers(scope, b"host")}
-    return any(
-        urlsplit(origin.lower()).netloc not in hosts and not _is_allowed(origin)
-        for origin in _headers(scope, b"origin")
-    )
-
-
-def _is_allowed(origin: str) -> bool:
-    """Whether Streamlit's option server.corsAllowedOrigins names it, for proxies that write another Host."""
+def _base_path() -> str:
+    """Below which path Streamlit serves everything: "" by default."""
     from streamlit import config
 
-    return origin in config.get_option("server.corsAllowedOrigins")
-
-
-def _is_local(scope: Scope) -> bool:
-    """Whether the request reached a loopback socket under a loopback name, and no proxy says that it was in between."""
-    server = scope.get("server")
-    if server is not None and server[0] not in LOOPBACK:
-        return False
-    if any(_headers(scope, name) for name in _PROXY_HEADERS):
-        return False
-    hosts = _headers(scope, b"host")
-    return bool(hosts) and all(_host_name(host) in LOOPBACK for host in hosts)
-
-
-def _host_name(host: str) -> str:
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if ":" in host else host
-
-
-def _is_https(scope: Scope) -> bool:
-    return "https" in (*_headers(scope, b"x-forwarded-proto"), scope.get("scheme"))
-
-
-def _client(scope: Scope) -> str:
-    """The client's address: as the last proxy tells it where that one runs on this machine, as a tunnel does."""
-    address = str((scope.get("client") or ("",))[0])
-    if address in LOOPBACK:
-        forwarded = ",".join(_headers(scope, b"x-forwarded-for")).split(",")
-        # who is further left was named by the client itself, who may say anything
-        return forwarded[-1].strip() or address
-    return address
+    base = str(config.get_option("server.baseUrlPath")).strip("/")
+    return f"/{base}" if base else ""
 
 
 async def _form(receive: Receive) -> bytes:
+    """The beginning of a form; what has come of it where the rest is late."""
     body = b""
-    while len(body) <= MAX_FORM_BYTES:
-        message = await receive()
-        body += message.get("body", b"")
-        if message["type"] != "http.request" or not message.get("more_body"):
-            break
+    with suppress(TimeoutError):
+        async with asyncio.timeout(FORM_S):
+            while len(body) <= MAX_FORM_BYTES:
+                message = await receive()
+                body += message.get("body", b"")
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    break
     return body[:MAX_FORM_BYTES]

@@ -26,4 +26,4 @@ def plotly_js(request: Request) -> Response:
     import plotly
 
     path = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-    return FileResponse(path, media_type="text/javascript", headers={"cache-control": "public, max-age=86400"})
+    return FileResponse(path, media_type="text/javascript", headers={"cache-control": "private, max-age=86400"})

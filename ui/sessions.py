@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import time
 from collections.abc import Callable, Iterable
-from http.cookies import CookieError, SimpleCookie
 from pathlib import Path
 
 AGE_S = 30 * 24 * 3600
 """How long a session holds."""
 COOKIE_PREFIX = "finetune_"
+_log = logging.getLogger(__name__)
 _FOLDER, _SECRET, _ENDED = "access", "secret", "logged-out"
 
 
@@ -42,18 +43,16 @@ class Sessions:
         """A Set-Cookie value that opens a session."""
         expires = int(self._now()) + AGE_S
         number = secrets.token_urlsafe(16)
-        value = f"{number}.{expires}.{self._sign(number, expires)}"
+        value = f"{number}.{expires}.{self._sign(number, str(expires))}"
         return f"{self._name}={value}; Path=/; Max-Age={AGE_S}; {_flags(is_https)}"
 
     def find(self, cookies: Iterable[str]) -> str:
         """The number of the open session that a request's Cookie headers hold; "" where there is none."""
-        for raw in cookies:
-            try:
-                morsel = SimpleCookie(raw).get(self._name)
-            except CookieError:
-                continue
-            number = self._number_of(morsel.value) if morsel else ""
-            if number:
+        # SimpleCookie would give up at the first cookie of another program that it can't read, and this host may hold
+        # more than one cookie of our name
+        for pair in ";".join(cookies).split(";"):
+            name, _, value = pair.strip().partition("=")
+            if name == self._name and (number := self._number_of(value)):
                 return number
         return ""
 
@@ -67,8 +66,14 @@ class Sessions:
             expires = int(self._now()) + AGE_S
             self._ended[number] = expires
             path = self._folder / _ENDED
-            with os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "w") as file:
-                file.write(f"{number} {expires}\n")
+            try:
+                with os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "w") as file:
+                    file.write(f"{number} {expires}\n")
+            except OSError:
+                # on a full disk it ends all the same, until the server is started again
+                _log.warning(
+                    "A log-out can't be kept in '%s', and holds until the dashboard ends.", path, exc_info=True
+                )
         return f"{self._name}=; Path=/; Max-Age=0; {_flags(is_https)}"
 
     def _number_of(self, value: str) -> str:
@@ -76,10 +81,10 @@ class Sessions:
         expires, _, signature = rest.partition(".")
         if not (expires.isascii() and expires.isdecimal() and len(expires) < 12):
             return ""
-        is_ours = hmac.compare_digest(signature.encode(), self._sign(number, int(expires)).encode())
+        is_ours = hmac.compare_digest(signature.encode(), self._sign(number, expires).encode())
         return number if is_ours and int(expires) > self._now() and self.is_open(number) else ""
 
-    def _sign(self, number: str, expires: int) -> str:
+    def _sign(self, number: str, expires: str) -> str:
         return hmac.new(self._key, f"{number}.{expires}".encode(), hashlib.sha256).hexdigest()
 
     def _read_ended(self) -> dict[str, int]:

@@ -26,7 +26,6 @@ from core.serve.tunnels import KINDS, NO_TUNNEL, find_program
 
 MIN_TOKEN = 8
 """Characters that a token must have at least; the one that is made has 32."""
-BACKUP_VARIABLE = "FINETUNE_BACKUP"
 
 
 def serve_command(arguments: argparse.Namespace, home: Path) -> int:
@@ -101,6 +100,8 @@ def _environment(arguments: argparse.Namespace) -> dict[str, str]:
         roots = [str(root.expanduser().resolve()) for root in arguments.root]
         added[ROOTS_VARIABLE] = os.pathsep.join(filter(None, [os.environ.get(ROOTS_VARIABLE, ""), *roots]))
     if getattr(arguments, "backup", None):
+        from core.backup import BACKUP_VARIABLE
+
         added[BACKUP_VARIABLE] = str(Path(arguments.backup).expanduser().resolve())
     return added
 

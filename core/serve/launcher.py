@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -114,10 +115,12 @@ class Launcher:
             problem = error
             raise
         finally:
-            self._end_tunnel()
-            if self._server is not None:
-                self._server.stop()
-            self._write("trouble" if problem else "ended", problem)
+            # each is ended though a second Ctrl-C breaks off the waiting for the one before
+            with ExitStack() as last:
+                last.callback(lambda: self._write("trouble" if problem else "ended", problem))
+                if self._server is not None:
+                    last.callback(self._server.stop)
+                self._end_tunnel()
 
     # The server
 

@@ -73,14 +73,17 @@ class Program:
         return list(self._lines)
 
     def stop(self, patience_s: float, ask: int = signal.SIGTERM) -> None:
-        """Ask it to end, kill it after that many seconds, and wait until it is gone."""
+        """Ask it to end, kill it after that many seconds or at a Ctrl-C meanwhile, and wait until it is gone."""
         if self.status is None:
             self._signal(ask)
             try:
                 self._process.wait(patience_s)
             except subprocess.TimeoutExpired:
-                self._signal(signal.SIGKILL)
-                self._process.wait()
+                pass
+            finally:
+                if self.status is None:
+                    self._signal(signal.SIGKILL)
+                    self._process.wait()
         # what it left running holds the pipe open
         self._reader.join(2.0)
 

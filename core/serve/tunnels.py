@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import ServeError
+from core.serve.knock import TOKEN_VARIABLE
 from core.serve.processes import Program
 
 STOP_S = 5.0
@@ -152,7 +153,9 @@ class Tunnel:
         self._address, self._is_ready = "", False
         self._trouble: Trouble | None = None
         command = [find_program(kind), *kind.arguments(local, number)]
-        self._program = Program(command, log=log, hear=self._hear)
+        # it forwards what it can't read, and has no use for what opens the dashboard
+        environment = {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+        self._program = Program(command, log=log, environment=environment, hear=self._hear)
 
     @property
     def pid(self) -> int:
