@@ -19,6 +19,8 @@ from core.errors import CheckpointError
 
 FULL_BYTES = 1 << 20
 """A disk with less free space than this is called full."""
+HALF = ".tmp"
+"""How the name of a file ends that is not whole yet."""
 
 
 def save_checkpoint(folder: Path, which: str, weights: dict[str, Tensor], about: dict[str, Any]) -> Path:
@@ -59,7 +61,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         CheckpointError: it can't be written.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    temporary = path.with_name(f"{path.name}{HALF}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
@@ -75,6 +77,13 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         line = (str(error).strip().splitlines() or [type(error).__name__])[0]
         why = "the disk is full" if is_full else getattr(error, "strerror", None) or line
         raise CheckpointError(f"{path.name} can't be written: {why}.", fix="Make room in the home folder.") from error
+
+
+def drop_halves(folder: Path) -> None:
+    """Remove what killed processes had not written to the end: each state has a name of its own, so it would stay."""
+    for half in folder.glob(f"*{HALF}"):
+        with contextlib.suppress(OSError):
+            half.unlink()
 
 
 def _sync(path: Path) -> None:

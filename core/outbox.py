@@ -6,19 +6,13 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from itertools import count
 
 from core.errors import GivenUpError, StoreWriteError
 from core.events import Event
+from core.insist import insist
 from core.store import Store
 from core.words import time_in_words
 
-LAST_WRITE_S = 3600.0
-"""Seconds after a run's end for which its last events are tried to be written, before they are given up."""
-LEAVING_S = 5.0
-"""As many where the process was asked to end."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 15.0
-"""The pause after a write that failed, which doubles with each one, and how long it grows."""
 AT_ONCE = 1000
 """Events in one write: where it fails, no more were made ready in vain."""
 
@@ -76,26 +70,15 @@ class Outbox:
         Raises:
             GivenUpError: it could not be written for `LAST_WRITE_S` after the first call.
         """
-        began = self._ended = self._ended or time.monotonic()
-        for number in count():
-            try:
-                return write()
-            except StoreWriteError as error:
-                left_s = began + (LEAVING_S if self._is_leaving() else LAST_WRITE_S) - time.monotonic()
-                told = f"Run {self._run_id} has ended. {error.problem} Its end and {len(self._waiting)} events"
-                if left_s <= 0:
-                    raise GivenUpError(f"{told} are given up.", fix=error.fix) from error
-                _log.warning("%s wait in memory for another %s. %s", told, time_in_words(left_s), error.fix)
-                self._pause(min(pause_after(number + 1), left_s))
+        self._ended = self._ended or time.monotonic()
 
-    def _pause(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        was_leaving = self._is_leaving()
-        # whoever ends the process need not wait for the pause to end
-        while time.monotonic() < until and self._is_leaving() == was_leaving:
-            time.sleep(0.05)
+        def words(error: StoreWriteError) -> str:
+            return f"Run {self._run_id} has ended. {error.problem} Its end and {len(self._waiting)} events"
 
+        def tell(error: StoreWriteError, left_s: float) -> None:
+            _log.warning("%s wait in memory for another %s. %s", words(error), time_in_words(left_s), error.fix)
 
-def pause_after(failures: int) -> float:
-    """Seconds to wait after so many writes that failed, from 1."""
-    return min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LONGEST_PAUSE_S)
+        try:
+            insist(write, StoreWriteError, began=self._ended, is_leaving=self._is_leaving, tell=tell)
+        except StoreWriteError as error:
+            raise GivenUpError(f"{words(error)} are given up.", fix=error.fix) from error

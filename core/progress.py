@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Self
 
@@ -31,7 +32,8 @@ class WorkBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.close()
+        with contextlib.suppress(OSError):
+            self._bar.close()
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Show how far this work is, with a bar of its own."""
@@ -50,6 +52,11 @@ class ProgressBar(WorkBar):
         self._epochs, self._is_prepared = epochs, False
 
     def follow(self, event: Event) -> None:
+        """Show an event; where the terminal or the pipe is gone nothing is shown, and nothing else happens."""
+        with contextlib.suppress(OSError):
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         if isinstance(event, PhaseChanged):
             self._bar.set_description(PHASE_WORDS[event.phase])
         elif isinstance(event, ProgressMade) and (not self._is_prepared or event.what == TRYING_RATES):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,6 +18,7 @@ from core.errors import StoreError
 
 ACTIVE_STATES = ("queued", "running", "paused")
 ENDED_STATES = ("stopped", "finished", "failed", "interrupted")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
@@ -152,7 +156,32 @@ def blocks_of(records: Iterable[RunRecord], groups: Mapping[str, tuple[str, str]
 
 
 def process_start(pid: int) -> float:
-    return float(psutil.Process(pid).create_time())
+    """A number by which a process is told from others of the same id, earlier or later.
+
+    It stays as it is while the process lives. Its start in Unix time does not on Linux, which counts from when the
+    machine was booted, and moves that when the clock is set.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    process = psutil.Process(pid)
+    if not psutil.LINUX:
+        return float(process.create_time())
+    try:
+        # the name before may hold anything
+        ticks = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except OSError as error:
+        raise psutil.NoSuchProcess(pid) from error
+    # after another boot the same number may begin at the same tick
+    return float(_this_boot() * 2**36 + ticks)
+
+
+@functools.cache
+def _this_boot() -> int:
+    """Below 2^16, so that ticks of 21 years beside it are exact in a float."""
+    with contextlib.suppress(OSError, ValueError):
+        return int(_BOOT_ID.read_text()[:4], 16)
+    return 0
 
 
 def process_lives(pid: int | None, started: float | None) -> bool:
@@ -160,7 +189,6 @@ def process_lives(pid: int | None, started: float | None) -> bool:
     if pid is None or started is None:
         return False
     try:
-        process = psutil.Process(pid)
-        return bool(abs(process.create_time() - started) < 1 and process.status() != psutil.STATUS_ZOMBIE)
+        return abs(process_start(pid) - started) < 1 and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return False

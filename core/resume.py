@@ -10,7 +10,8 @@ from typing import Any
 
 from core.config import RunConfig, make_config
 from core.control import Wish, check_wish
-from core.errors import CheckpointError, ConfigError, StoreError
+from core.devices import resolve_kind
+from core.errors import ConfigError, StoreError
 from core.records import RunRecord
 from core.schedule import lr_at
 from core.script import script_in_words, script_of
@@ -54,18 +55,17 @@ def plan_resume(
     Raises:
         StoreError: there is no such run, or it is active or no run for people.
         ConfigError: a change can't be, or nothing would be left to train.
+        DeviceError: `device` does not answer here.
         CheckpointError: it kept a state, and none that can be read.
     """
     record = store.get_run(run_id)
     _check_ended(record)
     folder = store.run_folder(run_id)
     kept = read_state(folder)
-    if kept is None and state_files(folder):
-        raise CheckpointError(
-            f"What run {run_id} kept can't be read any more.",
-            fix=f"Start a new run from its best weights: --weights run:{run_id}.",
-        )
     changes = dict(changes or {})
+    if device:
+        # or the run would be of a device that it can't have from then on
+        resolve_kind(device)
     config = make_config(**{**record.config.model_dump(), **({"device": device} if device else {})})
     before = config.model_copy(update=kept.config) if kept else config
     for what, value in changes.items():
@@ -77,7 +77,11 @@ def plan_resume(
             run_id, 0, 1, epochs, config, changes, script,
             ["It kept no state, so it begins anew.", *_changes_in_words(changes)],
         )  # fmt: skip
-    _check_epochs(kept, epochs)
+    _check_epochs(kept, epochs, is_finished=record.state == "finished")
+    if epochs < kept.position.epoch:
+        # it died after its last checkpoint: what it had no time to write is told again, and its end
+        rules = [*_where(kept, folder), "All its epochs are trained: only its end is missing."]
+        return ResumePlan(run_id, kept.position.step, kept.position.epoch, epochs, config, changes, [], rules)
     script = _script(store, record, kept) if follow else []
     rules = [*_where(kept, folder), *_what_holds(store, record, kept, before, changes)]
     rules += _device_rule(kept, device)
@@ -109,14 +113,14 @@ def _check_ended(record: RunRecord) -> None:
         raise StoreError(f"Run {record.run_id} is {record.state}.", fix="Stop it first, or let it go on.")
 
 
-def _check_epochs(kept: SavedState, epochs: int) -> None:
+def _check_epochs(kept: SavedState, epochs: int, *, is_finished: bool) -> None:
     at = kept.position
     # a whole epoch is behind it where the next one has not begun
     done = at.epoch - 1
     least = at.epoch if at.place else done
     if epochs < least:
-        raise ConfigError(f"{epochs} epochs can't be: it is in epoch {least}.", fix=f"Choose {least} or more.")
-    if not at.place and epochs == done:
+        raise ConfigError(f"Epochs can't be {epochs}: it is in epoch {least}.", fix=f"Choose {least} or more.")
+    if not at.place and epochs == done and is_finished:
         raise ConfigError(f"All its {done} epochs are trained.", fix=f"Ask for more, as --epochs {done + 1}.")
 
 

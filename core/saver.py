@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +19,31 @@ from core.control import CHANGEABLE
 from core.devices.base import Device
 from core.ema import Ema
 from core.errors import CheckpointError, DataError
-from core.events import CheckpointFailed, CheckpointSaved, Event
+from core.events import CheckpointFailed, CheckpointSaved, Event, PhaseChanged
+from core.insist import insist
 from core.state import Position, SavedState, write_state
 from core.task import Task
+from core.words import time_in_words
+
+LEAVING_S = 2.0
+"""Seconds for which a checkpoint is tried again where the run is asked to end: its last events wait, too."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Owed:
+    """A checkpoint that could not be written; `write` tries it again."""
+
+    which: str
+    epoch: int
+    step: int
+    write: Callable[[], Path]
 
 
 @dataclass
 class Saver:
-    """Writes a run's checkpoints; one that can't be written is told by an event, and the run goes on.
+    """Writes a run's checkpoints; one that can't be written is told by an event and tried again, and the run goes on.
 
     Attributes:
         module, ema, optimizer: placed; the module without what wraps it on its device.
@@ -42,18 +62,28 @@ class Saver:
     batch_size: int
     emit: Callable[[Event], None]
     step: Callable[[], int] = lambda: 0
+    _owed: dict[str, _Owed] = field(default_factory=dict, init=False)
 
     def save(self, which: str, epoch: int) -> None:
         """Write the weights: the averaged ones where there are such."""
         if self.folder is None:
             return
+        self._owed.pop(which, None)
+        # the best ones are not made anew with each epoch
+        if best := self._owed.get("best"):
+            with contextlib.suppress(CheckpointError):
+                self._pay(best, best.write())
         shown = self.ema.module if self.ema else self.module
         with self.device.turn():
             weights = self.device.to_host(dict(shown.state_dict()))
+        about = {**self.about, "epoch": epoch}
         try:
-            path = save_checkpoint(self.folder, which, weights, {**self.about, "epoch": epoch})
+            path = save_checkpoint(self.folder, which, weights, about)
         except CheckpointError as error:
-            self.emit(CheckpointFailed(which, epoch, self.step(), error.problem))
+            # on the CPU they are the model's own, which is trained on
+            weights = {name: tensor.clone() for name, tensor in weights.items()}
+            again = functools.partial(save_checkpoint, self.folder, which, weights, about)
+            self._owe(_Owed(which, epoch, self.step(), again), error)
         else:
             self.emit(CheckpointSaved(which, epoch, path.name, self.step()))
 
@@ -61,15 +91,38 @@ class Saver:
         """Write all that is needed to go on from this position, see `core.state`."""
         if self.folder is None:
             return
+        self._owed.pop("state", None)
         with self.device.turn():
             state = self._state(task, position)
         epoch = position.epoch if position.place else position.epoch - 1
         try:
             path = write_state(self.folder, state)
         except CheckpointError as error:
-            self.emit(CheckpointFailed("state", epoch, position.step, error.problem))
+            # nothing is trained before another one is kept, or the run has ended
+            self._owe(_Owed("state", epoch, position.step, functools.partial(write_state, self.folder, state)), error)
         else:
             self.emit(CheckpointSaved("state", epoch, path.name, position.step))
+
+    def insist(self, is_leaving: Callable[[], bool]) -> None:
+        """Write at a run's end what could not be written before, however often it must be tried, see `core.insist`."""
+        began = time.monotonic()
+        for owed in list(self._owed.values()):
+            self.emit(PhaseChanged("saving", owed.epoch, "tried again until there is room"))
+            try:
+                path = insist(
+                    owed.write, CheckpointError, began=began, is_leaving=is_leaving, tell=_warn, leaving_s=LEAVING_S
+                )
+                self._pay(owed, path)
+            except CheckpointError as error:
+                _log.warning("%s It is given up.", error.problem)
+
+    def _owe(self, owed: _Owed, error: CheckpointError) -> None:
+        self._owed[owed.which] = owed
+        self.emit(CheckpointFailed(owed.which, owed.epoch, owed.step, error.problem))
+
+    def _pay(self, owed: _Owed, path: Path) -> None:
+        del self._owed[owed.which]
+        self.emit(CheckpointSaved(owed.which, owed.epoch, path.name, owed.step))
 
     def _state(self, task: Task, position: Position) -> SavedState:
         on_device = {
@@ -90,6 +143,10 @@ class Saver:
             data=self.data,
             at=time.time(),
         )
+
+
+def _warn(error: CheckpointError, left_s: float) -> None:
+    _log.warning("%s It is tried again for another %s. %s", error.problem, time_in_words(left_s), error.fix)
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, dict[str, Any]]:
@@ -131,17 +188,28 @@ def _laid_out(tensor: Tensor, parameter: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)
 
 
+_OF_DATA = {
+    "classes": "classes",
+    "num_train": "training images",
+    "num_val": "validation images",
+    "pictures": "pictures or other names of them, though as many",
+}
+
+
 def fits_data(state: SavedState, data: dict[str, Any]) -> None:
     """Refuse to go on with other data than the run began with.
 
     Raises:
-        DataError: the numbers of images or the classes differ.
+        DataError: the classes or the images differ.
     """
-    for name, words in (("classes", "classes"), ("num_train", "training images"), ("num_val", "validation images")):
-        before, now = state.data[name], data[name]
+    for name, words in _OF_DATA.items():
+        # a state of an earlier version doesn't tell all
+        before, now = state.data.get(name, data[name]), data[name]
         if before != now:
             counts = [len(value) if isinstance(value, list) else value for value in (before, now)]
-            told = f"{counts[0]} {words} then, {counts[1]} now" if counts[0] != counts[1] else f"other {words}"
+            told = f"{counts[0]} {words} then, {counts[1]} now"
+            if counts[0] == counts[1] or isinstance(now, str):
+                told = f"other {words}"
             raise DataError(
                 f"The data have changed since the run began: {told}.",
                 fix="Bring back the data, or start a new run from this run's weights.",

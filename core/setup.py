@@ -89,6 +89,7 @@ class Prepared:
         batch_size: of training, which a small set makes smaller than the config's.
         was_packed: images were decoded and packed for this run, which the next one need not do.
         kept_size: the file that holds the batch size for later runs, where it was found.
+        insist: see `Saver.insist`.
     """
 
     task: Task
@@ -96,6 +97,7 @@ class Prepared:
     batch_size: int
     was_packed: bool
     kept_size: Path | None = None
+    insist: Callable[[Callable[[], bool]], None] = lambda is_leaving: None
 
 
 def prepare(
@@ -156,7 +158,12 @@ def prepare(
         )
         if device.num_processes > 1:
             images.settle()
-    data = {"classes": dataset.classes, "num_train": len(dataset.train), "num_val": len(dataset.val)}
+    data = {
+        "classes": dataset.classes,
+        "num_train": len(dataset.train),
+        "num_val": len(dataset.val),
+        "pictures": dataset.digest(),
+    }
     if state:
         fits_data(state, data)
     if folder:
@@ -277,7 +284,8 @@ def prepare(
         task.scaler.load_state_dict(state.scaler)
         with device.turn():
             device.set_random_state(state.random)
-    return Prepared(task, looks.image_size, train.batch_size, images.was_built, found.file if found else None)
+    kept_size = found.file if found else None
+    return Prepared(task, looks.image_size, train.batch_size, images.was_built, kept_size, saver.insist)
 
 
 def check_batch(config: RunConfig, count: int, num_processes: int = 1) -> None:

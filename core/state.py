@@ -6,6 +6,7 @@ Written whole or not at all; read with `weights_only`, so that no code in a file
 from __future__ import annotations
 
 import re
+import zipfile
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from core.checkpoint import write_whole
+from core.errors import CheckpointError
 from core.events import EpochEnded, Phases, Tweaked
 
 KEPT = 2
@@ -57,7 +59,7 @@ class SavedState:
         config: options that may have been changed since the run was queued.
         lr_factor: multiplies the schedule's learning rates.
         precision, device_kind, batch_size: as the run used them.
-        data: `num_train`, `num_val` and `classes`, by which another data set is noticed.
+        data: `num_train`, `num_val`, `classes` and `pictures`, by which another data set is noticed.
         at: when it was kept, Unix time.
     """
 
@@ -98,16 +100,38 @@ def state_files(folder: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> SavedState | None:
-    """The newest state that can be read; None where there is none."""
-    for path in state_files(folder):
-        try:
-            plain = torch.load(path, map_location="cpu", weights_only=True)
-            if plain.pop("version") != VERSION:
-                continue
-            return SavedState(**{**plain, "position": _position(plain["position"])})
-        except Exception:  # a file that was cut raises nearly anything, and the one before it serves
-            continue
+    """The newest state that is as it was written; None where none was kept.
+
+    Args:
+        folder: the run's own, which bears its id.
+
+    Raises:
+        CheckpointError: some were kept, and none can be read.
+    """
+    files = state_files(folder)
+    for path in files:
+        if state := _read(path):
+            return state
+    if files:
+        raise CheckpointError(
+            f"What run {folder.name} kept can't be read any more.",
+            fix=f"Start a new run from its best weights: --weights run:{folder.name}.",
+        )
     return None
+
+
+def _read(path: Path) -> SavedState | None:
+    try:
+        with zipfile.ZipFile(path) as file:
+            # torch writes checksums and doesn't look at them: it would take weights in which bits have flipped
+            if file.testzip():
+                return None
+        plain = torch.load(path, map_location="cpu", weights_only=True)
+        if plain.pop("version") != VERSION:
+            return None
+        return SavedState(**{**plain, "position": _position(plain["position"])})
+    except Exception:  # a file that was cut raises nearly anything, and the one before it serves
+        return None
 
 
 def drop_after(folder: Path, step: int) -> None:

@@ -268,14 +268,14 @@ def full(home: Path, pictures: Path) -> dict[str, Any]:
     disk, troubles = FullDisk(store), list[str]()
 
     def fill_again() -> None:
-        while not (len(told.steps) >= 60 and store._trouble):
+        while not (len(told.steps) >= 60 and store.database._trouble):
             time.sleep(0.01)
         troubles.append(store.trouble)
         disk.free()
         while not (len(told.steps) >= 80 and not store.trouble):
             time.sleep(0.01)
         disk.fill()
-        while not (store._trouble and len(told.steps) >= 100):
+        while not (store.database._trouble and len(told.steps) >= 100):
             time.sleep(0.01)
         is_over.set()
 
@@ -292,7 +292,7 @@ def full(home: Path, pictures: Path) -> dict[str, Any]:
 
 def given_up(home: Path, pictures: Path, seconds: str) -> dict[str, Any]:
     """The command line trains on a disk that becomes full and stays so; the run's end is tried for so long."""
-    import core.outbox
+    import core.insist
     import core.store
     from core.__main__ import main
 
@@ -302,7 +302,7 @@ def given_up(home: Path, pictures: Path, seconds: str) -> dict[str, Any]:
             threading.Thread(target=_fill_when_it_trains, args=(self,), daemon=True).start()
 
     mount(home)
-    core.outbox.LAST_WRITE_S = float(seconds)
+    core.insist.LAST_WRITE_S = float(seconds)
     core.store.Store = Watched  # type: ignore[misc]
     return {"status": main(["--home", str(home), "train", *words_of(pictures, epochs=5)])}
 

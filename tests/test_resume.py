@@ -254,7 +254,7 @@ def test_the_rule_of_another_learning_rate_and_more_epochs_is_told_before_and_ke
     assert train(store, run_id) == "finished"
     with pytest.raises(ConfigError, match="All its 3 epochs are trained"):
         plan_resume(store, run_id)
-    with pytest.raises(ConfigError, match="2 epochs can't be"):
+    with pytest.raises(ConfigError, match="Epochs can't be 2"):
         plan_resume(store, run_id, changes={"epochs": 2})
     plan = plan_resume(store, run_id, changes={"epochs": 5, "lr": 2e-4})
     assert (plan.step, plan.epochs) == (15, 5)
@@ -277,7 +277,31 @@ def test_other_data_than_it_began_with_are_refused_and_nothing_is_lost(store: St
     assert ended["reason"] == "The data have changed since the run began: 17 training images then, 18 now."
     assert ended["error"] == DataError.__name__ and not ended["traceback"]
     (pictures / "train" / "dark" / "more.png").unlink()
+    whole = extra.read_bytes()
+    extra.write_bytes(whole + b" ")
+    assert go_on(store, run_id) == "failed"
+    ended = store.events(run_id, kinds=["RunEnded"])[-1].payload
+    assert ended["reason"].endswith("other pictures or other names of them, though as many.")
+    # the same bytes, at another time
+    extra.write_bytes(whole)
     assert go_on(store, run_id) == "finished"
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint_gets_its_last_epoch_and_its_end(store: Store, pictures: Path):
+    config = tiny(pictures, **BASE)
+    whole, broken = store.create_run(config), store.create_run(config)
+    assert (train(store, whole), train(store, broken)) == ("finished", "finished")
+    last = store.events(broken, kinds=["EpochEnded"])[-1].id
+    with store.database.write() as db:
+        # what a process that is killed there has not written yet
+        db.execute("DELETE FROM events WHERE run_id = ? AND id >= ?", (broken, last))
+        db.execute("UPDATE runs SET state = 'running', pid = 1, pid_started = 0 WHERE run_id = ?", (broken,))
+    assert store.recover() == [broken]
+    assert "All its epochs are trained: only its end is missing." in plan_resume(store, broken).rules
+    assert go_on(store, broken) == "finished"
+    assert_equal(store, whole, broken)
+    with pytest.raises(ConfigError, match="All its 3 epochs are trained"):
+        plan_resume(store, broken)
 
 
 def test_a_run_that_is_active_or_no_run_for_people_is_not_resumed(store: Store, pictures: Path):

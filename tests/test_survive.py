@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -100,7 +101,7 @@ def test_a_run_goes_on_while_its_store_is_read_only(store: Store, pictures: Path
             store.database.writer.execute(f"PRAGMA query_only = {on}")
 
     def wait_until_it_is_noticed() -> None:
-        while not store._trouble:
+        while not store.database._trouble:
             time.sleep(0.01)
         troubles.append(store.trouble)
 
@@ -162,6 +163,20 @@ def test_a_clock_that_is_put_back_by_hours_spoils_no_duration(
         summary["machine"] is None or summary["machine"]["interval_s"] is None or summary["machine"]["interval_s"] > 0
     )
     assert kept(store, run_id, told) == KEEPS_ALL
+
+
+@pytest.mark.skipif(not psutil.LINUX, reason="elsewhere a process keeps the time at which it began")
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_run_whose_process_lives_is_not_taken_for_dead_when_the_clock_is_set(
+    store: Store, pictures: Path, monkeypatch: pytest.MonkeyPatch, hours: int
+):
+    run_id = store.create_run(tiny(pictures))
+    assert store.claim(run_id, "cpu")
+    booted = psutil.boot_time()
+    # the kernel moves the time of its boot with the clock
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: booted + hours * 3600)
+    assert store.recover() == [] and store.is_held("cpu")
+    assert store.get_run(run_id).state == "running"
 
 
 def test_the_live_page_says_that_the_disk_is_full_and_bears_a_clock_that_was_put_back(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import logging
 import mmap
 import os
@@ -256,7 +257,7 @@ class PackedImages:
         if self._filler is not None:
             self._filler.join()
         else:
-            self._new.seal()
+            self._seal()
         with self._changed:
             self._changed.notify_all()
         self._new.close()
@@ -392,7 +393,10 @@ class _NewSegment:
         digests = np.frombuffer(bytes.fromhex("".join(self.digests)), dtype=np.uint8).reshape(-1, 32)
         temporary = self.path.with_name(f"{self.path.name}-index.npz")
         try:
-            np.savez(temporary, digests=digests, rows=np.array(self._rows, dtype=np.int64), size=self._end)
+            # numpy tries once more to end a file that it could not write, and tells nobody how that went
+            whole = io.BytesIO()
+            np.savez(whole, digests=digests, rows=np.array(self._rows, dtype=np.int64), size=self._end)
+            temporary.write_bytes(whole.getbuffer())
             os.replace(self.path, target)
             os.replace(temporary, target.with_suffix(".npz"))
         finally:
@@ -477,4 +481,5 @@ def _size(path: Path) -> int:
 
 
 def _unwritable(error: OSError) -> DataError:
-    return DataError(f"The image cache can't be written: {error}.", fix="Free some space, or choose another --home.")
+    why = error.strerror or error
+    return DataError(f"The image cache can't be written: {why}.", fix="Free some space, or choose another --home.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -82,6 +83,14 @@ class Dataset:
     def duplicates(self) -> list[list[Item]]:
         """Groups of files with equal bytes, training first."""
         return groups_of_equal([*self.train, *self.val, *self.test])
+
+    def digest(self) -> str:
+        """Of which pictures there are, by name and bytes, in which order, split and class; in hexadecimal."""
+        whole = hashlib.sha256()
+        for split, items in self.splits.items():
+            for item in items:
+                whole.update(f"{split}\0{item.label}\0{item.file}\0{item.digest}\n".encode("utf-8", "surrogateescape"))
+        return whole.hexdigest()
 
     def counts(self) -> dict[str, Counter[int]]:
         """Split to the number of images of each class index."""
