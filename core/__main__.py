@@ -1,6 +1,7 @@
 """The command line: python -m core COMMAND. Results go to stdout, progress and logs to stderr.
 
-Exit status: 0 done; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C after saving.
+Exit status: 0 done; 1 the run failed; 2 bad input; 130 stopped by Ctrl-C after saving
+(143 by SIGTERM, 129 by the end of its terminal).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from core.config import RunConfig, make_config
 from core.errors import AppError, ConfigError, GivenUpError, StoreWriteError
 from core.options import parser
+from core.words import visible
 
 _BAD_INPUT = ("ConfigError", "DataError", "ModelError", "DeviceError")
 _TRAIN = ("train", "resume", "compare", "find-lr")
@@ -37,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             status = _COMMANDS[arguments.command](arguments)
         return status
     except AppError as error:
-        print(error, file=sys.stderr)
+        print(visible(str(error)), file=sys.stderr)
         return 1 if isinstance(error, GivenUpError) else 2
     except KeyboardInterrupt:
         return 130
@@ -60,14 +62,16 @@ def _home(arguments: argparse.Namespace) -> Path:
 
 def _backed_up(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
     """What a backup folder needs to have done before and while the command goes on."""
-    named = arguments.backup or os.environ.get("FINETUNE_BACKUP", "").strip()
     is_run = not getattr(arguments, "print_config", False) and not getattr(arguments, "plan", False)
     needs_runs = is_run or arguments.command == "resume" or arguments.again
-    if not named or arguments.command not in (*_TRAIN, *_LOOK) or not needs_runs:
+    if arguments.command not in (*_TRAIN, *_LOOK) or not needs_runs:
         return contextlib.nullcontext()
+    from core.backup import default_backup
     from core.backup.command import backed_up
 
-    return backed_up(_home(arguments), Path(named), is_kept=arguments.command in _TRAIN and is_run)
+    return backed_up(
+        _home(arguments), arguments.backup or default_backup(), is_kept=arguments.command in _TRAIN and is_run
+    )
 
 
 def _backup(arguments: argparse.Namespace) -> int:
@@ -94,7 +98,7 @@ def _store(arguments: argparse.Namespace) -> Any:
 def _print(arguments: argparse.Namespace, value: dict[str, Any], lines: list[str]) -> None:
     # a terminal or pipe of another encoding gets escapes, which JSON allows
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    print(json.dumps(value, ensure_ascii=not is_unicode) if arguments.json else "\n".join(lines))
+    print(json.dumps(value, ensure_ascii=not is_unicode) if arguments.json else visible("\n".join(lines)))
 
 
 def _train(arguments: argparse.Namespace) -> int:
@@ -184,7 +188,9 @@ def _train_here(
         summary = summarise(store, run_id)
     finally:
         store.close()
-    if state == "failed":
+    # interrupted: its own process died
+    has_failed = state in ("failed", "interrupted")
+    if has_failed:
         print(f"{summary['reason']} {summary['fix']}", file=sys.stderr)
         if summary["error"] in _BAD_INPUT:
             return 2
@@ -192,8 +198,8 @@ def _train_here(
         print(f"Saved, and the device is free. It goes on with: python -m core resume {run_id}", file=sys.stderr)
     _print(arguments, *(told(summary) if told else (summary, _run_lines(summary))))
     if is_interrupted():
-        return 130
-    return 1 if state == "failed" else 0
+        return is_interrupted.status
+    return 1 if has_failed else 0
 
 
 def _resume(arguments: argparse.Namespace) -> int:
@@ -237,6 +243,7 @@ def _origin(arguments: argparse.Namespace) -> Any:
 def _run_lines(summary: dict[str, Any]) -> list[str]:
     device = summary["device"]
     lines = [f"{summary['run_id']}  {summary['state']}  on {device['name'] or device['kind']}"]
+    lines += [summary["ended_early"]] if summary["ended_early"] else []
     lines += [
         f"epoch {epoch['epoch']}: training loss {_number(epoch['train_loss'], 4)}, "
         f"validation loss {_number(epoch['val_loss'], 4)}, top-1 {_number(epoch['val_top1'], 2)} %, "

@@ -103,23 +103,12 @@ def figures(run_series: RunSeries) -> dict[str, go.Figure]:
     """Chart id to figure, for `st.plotly_chart` and for export."""
     import plotly.graph_objects as go
 
-    columns = {"steps": run_series.steps, "epochs": run_series.epochs}
+    columns, marks = {"steps": run_series.steps, "epochs": run_series.epochs}, run_series.drawn_marks()
     drawn = {}
     for chart in chart_specs(run_series.has_top5):
         traces = [_trace(trace, columns[trace.source]) for trace in chart.traces]
-        drawn[chart.id] = go.Figure(data=traces, layout={**chart.layout, "uirevision": run_series.run_id})
-        for mark in run_series.marks if chart.traces[0].x == "step" else ():
-            drawn[chart.id].add_vline(
-                mark["step"],
-                line={"color": PALETTE[5], "width": 1, "dash": "dot"},
-                annotation={
-                    "text": mark["text"],
-                    "textangle": -90,
-                    "font_size": 10,
-                    "xanchor": "right",
-                    "yanchor": "top",
-                },
-            )
+        layout = {**chart.layout, **marks[chart.traces[0].x], "uirevision": run_series.run_id}
+        drawn[chart.id] = go.Figure(data=traces, layout=layout)
     return drawn
 
 

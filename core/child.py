@@ -5,6 +5,7 @@ It goes on when the process that started it ends.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from core.store import Store
 POLL_S = 0.1
 BUSY, GONE = 3, 4
 """Exit statuses: another run holds the device; the run is no longer queued."""
+CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 ROOT = Path(__file__).parents[1]
 
 
@@ -84,12 +86,18 @@ def _start(store: Store, run_id: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def _how(status: int) -> str:
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+    """In words, how a process ended with this status."""
+    if status >= 0:
+        return f"ended with status {status}"
+    name = signal.Signals(-status).name
+    return f"crashed in native code ({name})" if name in CRASHES else f"was ended by {name}"
 
 
 def main(run_id: str, home: str) -> int:
     """Train the run in this process; SIGTERM stops and saves it."""
     print(log_head(os.getpid()), end="", flush=True)
+    # where it crashes in native code, the log says in which line of ours
+    faulthandler.enable()
     from core.trainer import train_run
 
     def heed(pulse: Any) -> None:

@@ -37,7 +37,7 @@ class Control(Protocol):
         """The changes asked for since the last call."""
 
     def wait_while_paused(self) -> None:
-        """Return when the run may go on."""
+        """Return when the run may go on, or is to free its device."""
 
     def should_pause(self) -> bool: ...
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import torch
 
@@ -150,20 +151,22 @@ def train_epoch(
                     log.cut(at.step, lr)
                 is_kept = not control.is_aborted() if left_as else is_logged and not is_end and keeper.is_due()
                 # before what is logged for a stop alone: a run that is taken up again logs what one in one piece does
-                kept = log.state() if is_kept else None
+                state = log.state() if is_kept or pauses else {}
                 if not is_logged and (stops or pauses):
                     log.cut(at.step, lr)
                 if at.step == 1 or is_end or stops or pauses:
                     log.finish(is_all=is_end or stops or pauses)
-            if kept:
-                emit(PhaseChanged("saving", at.epoch))
-                timer.lap("other")
-                keeper.keep_within(index, kept)
+            if is_kept:
+                _keep(keeper, timer, emit, at, index, state)
+            if pauses and not left_as:
+                _pause(log, timer, emit, control, at)
+                # asked for while it stood still
+                if control.should_pause() and control.should_free() and not control.should_stop():
+                    left_as = "paused"
+                    _keep(keeper, timer, emit, at, index, state)
             if left_as:
                 break
-            if pauses:
-                _pause(log, timer, emit, control, at)
-            if may_compile or kept:
+            if may_compile or is_kept:
                 may_compile = False
                 emit(PhaseChanged("training", at.epoch))
     timer.lap("other")
@@ -185,8 +188,17 @@ def _begin(task: Task, emit: Callable[[Event], None], watch: CompileWatch) -> bo
     return bool(changes)
 
 
+def _keep(
+    keeper: Keeper, timer: PhaseTimer, emit: Callable[[Event], None], at: Position, place: int, state: dict[str, Any]
+) -> None:
+    """Keep the run in mid-epoch, see `Keeper.keep_within`."""
+    emit(PhaseChanged("saving", at.epoch))
+    timer.lap("other")
+    keeper.keep_within(place, state)
+
+
 def _pause(log: StepLog, timer: PhaseTimer, emit: Callable[[Event], None], control: Control, at: Position) -> None:
-    """Stand still until asked to go on; the time doesn't count."""
+    """Stand still until asked to go on, or to free the device; the time doesn't count."""
     emit(Paused(at.step, at.epoch))
     timer.lap("other")
     control.wait_while_paused()

@@ -126,7 +126,7 @@ class RangeTested:
         smoothed: the same without their noise.
         suggestion: the rate to train with, of two digits; None where `why` says why there is none.
         steepest, lowest: where the smoothed loss falls most quickly, and where it is lowest.
-        careful: a lower rate for who would rather be careful, a tenth of `lowest`.
+        careful: a rate for who would rather be careful, a tenth of `lowest`, or the suggestion where that is lower.
     """
 
     lrs: list[float]

@@ -138,7 +138,8 @@ class Launch:
         self._links: list[_Link] = []
         self._processes: list[psutil.Process] = []
         self._turns = 0
-        self._is_prepared = self._is_done = self._is_paused = False
+        self._is_prepared = self._is_done = False
+        self._told = Word.GO_ON
         self._stop_asked: float | None = None
         self._output = ""
         self.start_s = self.paused_s = 0.0
@@ -211,12 +212,14 @@ class Launch:
         first = next((link for link in self._links if link.rank == 0), None)
         if first is None or not self._is_prepared:
             return
-        for wish in control.wishes():
+        stands = Word.FREE if control.should_free() else Word.PAUSE
+        wanted = stands if control.should_pause() else Word.GO_ON
+        # a run that frees its device would take them along
+        for wish in control.wishes() if wanted is Word.GO_ON else ():
             first.send(wish)
-        if control.should_pause() != self._is_paused:
-            self._is_paused = not self._is_paused
-            stands = Word.FREE if control.should_free() else Word.PAUSE
-            first.send(stands if self._is_paused else Word.GO_ON)
+        if wanted is not self._told:
+            self._told = wanted
+            first.send(wanted)
 
     def died(self) -> RunEnded:
         """The last event of a run that ended without one."""

@@ -86,9 +86,9 @@ def judge(lrs: Sequence[float], losses: Sequence[float]) -> RangeTested:
     began = int(np.flatnonzero(curve[: bottom + 1] >= start - BEGUN * fall).max(initial=0))
     steepest = lrs[began + int(np.gradient(curve)[began : bottom + 1].argmin())]
     lowest = lrs[bottom]
-    return replace(
-        told, suggestion=rounded(steepest), steepest=steepest, lowest=lowest, careful=rounded(lowest / CAREFUL)
-    )
+    # where the loss is lowest soon after it falls most quickly, a tenth of that is no more careful
+    careful = rounded(min(lowest / CAREFUL, steepest))
+    return replace(told, suggestion=rounded(steepest), steepest=steepest, lowest=lowest, careful=careful)
 
 
 def smooth(losses: Sequence[float]) -> NDArray[np.float64]:
@@ -160,10 +160,11 @@ def suggestion_in_words(told: dict[str, Any]) -> str:
     """What a range test says, given its event as plain values."""
     if told["suggestion"] is None:
         return f"No suggestion: {told['why']}."
-    return (
-        f"Learning rate {lr_in_words(told['suggestion'])}: there the loss falls most quickly. More careful: "
-        f"{lr_in_words(told['careful'])}, a tenth of where it is lowest."
-    )
+    words = f"Learning rate {lr_in_words(told['suggestion'])}: there the loss falls most quickly."
+    # a test of before may hold a higher one
+    if told["careful"] >= told["suggestion"]:
+        return words
+    return f"{words} More careful: {lr_in_words(told['careful'])}, a tenth of where it is lowest."
 
 
 def _curve_lines(told: dict[str, Any]) -> list[str]:

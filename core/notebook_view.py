@@ -137,6 +137,8 @@ def together(series: RunSeries) -> go.Figure:
             figure.add_trace(trace.update(showlegend=is_told, legendgroup=trace.name), row, column)
         for shape in one.layout.shapes:
             figure.add_vline(shape.x0, line=shape.line, row=row, col=column)
+        for words in one.layout.annotations:
+            figure.add_annotation({**words.to_plotly_json(), "yref": "y domain"}, row=row, col=column)
         for axis, update in ((one.layout.xaxis, figure.update_xaxes), (one.layout.yaxis, figure.update_yaxes)):
             update(axis.to_plotly_json(), row=row, col=column)
     figure.update_xaxes(gridcolor=GRID, linecolor=GRID)

@@ -101,7 +101,7 @@ def parser() -> Parser:
         ("abort", "end without saving"),
     ):
         asked.add_argument(f"--{name}", action="store_const", dest="ask", const=name, help=words)
-    control.add_argument("--free", action="store_true", help="with --pause: save, and free the device meanwhile")
+    control.add_argument("--free", action="store_true", help="with --pause: save and free the device, also once paused")
     queue = command("queue", "List the runs that wait and what for, or move one.")
     queue.add_argument("run_id", nargs="?", default="", metavar="RUN_OR_GROUP_ID")
     moved = queue.add_mutually_exclusive_group()

@@ -27,7 +27,8 @@ from core.events import (
     progress_in_words,
     recompile_in_words,
 )
-from core.outbox import Outbox, pause_after
+from core.insist import pause_after
+from core.outbox import Outbox
 from core.store import Store
 from core.stuck import StuckWatch
 from core.words import time_in_words
@@ -138,7 +139,7 @@ class Pulse:
         return self._pause.is_set()
 
     def wait_while_paused(self) -> None:
-        while self._pause.is_set() and not self.should_stop():
+        while self._pause.is_set() and not self._free.is_set() and not self.should_stop():
             time.sleep(PAUSE_LOOK_S)
 
     def _follow(self, event: Event, now: float) -> None:

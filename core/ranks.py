@@ -141,7 +141,7 @@ class CommonControl:
         return self._frees
 
     def wait_while_paused(self) -> None:
-        while self._pauses and not self.should_stop():
+        while self._pauses and not self._frees and not self.should_stop():
             time.sleep(PAUSE_LOOK_S)
 
 

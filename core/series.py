@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from core.events import EpochEnded
+from core.marks import NO_MARKS, draw_marks
 from core.records import ENDED_STATES, StoredEvent
 from core.step_blocks import Columns
 from core.store import Store
@@ -134,6 +135,15 @@ class RunSeries:
         with self._lock:
             return list(self._marks)
 
+    def drawn_marks(self) -> dict[str, dict[str, Any]]:
+        """`shapes` and `annotations` of plotly's layout, in a chart over `step` and in one over `epoch`."""
+        with self._lock:
+            step, epoch = self._last_step, self._epochs["epoch"][-1:]
+            end = step if math.isfinite(step) else 0.0
+            per_epoch = self._epochs["step"][-1] / epoch[0] if epoch else None
+            by_epoch = draw_marks(self._marks, epoch[0] + 0.5, per_epoch) if epoch else NO_MARKS
+            return {"step": draw_marks(self._marks, end), "epoch": by_epoch}
+
     @property
     def steps(self) -> dict[str, list[Any]]:
         """`step`, `loss`, `top1` (percent), `lr`, `throughput` (images/s) as lists of one length."""
@@ -179,7 +189,7 @@ class RunSeries:
         Returns:
             `cursor` for the next call, `whole` (forget what was held), `state`, and for `steps` and `epochs`
             `from` (the index that the sent `values` begin at; what was held from there on is replaced), and all
-            `marks`.
+            `marks` as they are drawn.
         """
         with self._lock:
             generation = self._generation()
@@ -200,7 +210,7 @@ class RunSeries:
                 "state": self._state,
                 "steps": {"from": step_from, "values": steps},
                 "epochs": {"from": epoch_from, "values": epochs},
-                "marks": list(self._marks),
+                "marks": self.drawn_marks(),
             }
 
     def best_epoch(self) -> dict[str, Any] | None:

@@ -35,6 +35,10 @@ from core.rows import insert_events, insert_request, insert_run, note_company
 from core.step_blocks import BlockWriter
 
 HOME_VARIABLE = "FINETUNE_HOME"
+DELETED_AT_ONCE = 20_000
+"""Events of a run that is deleted, in one transaction: a fraction of a second."""
+DELETED_PAUSE_S = 0.12
+"""Between two of them; SQLite's longest wait between two looks whether a file is free is 0.1 s."""
 
 
 def default_home() -> Path:
@@ -203,13 +207,24 @@ class Store(EventReader):
     def delete(self, run_id: str) -> None:
         """Remove the run, its events and its folder.
 
+        Events go first, the newest before the others and some at a time, so that no trainer waits for long.
+
         Raises:
             StoreError: the run is still active.
         """
-        with self.database.write() as db:
-            if self.get_run(run_id).is_active:
-                raise StoreError(f"Run {run_id} is still active.", fix="Stop it first.")
-            db.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+        while True:
+            with self.database.write() as db:
+                if self.get_run(run_id).is_active:
+                    raise StoreError(f"Run {run_id} is still active.", fix="Stop it first.")
+                gone = db.execute(
+                    "DELETE FROM events WHERE id IN (SELECT id FROM events WHERE run_id = ? ORDER BY id DESC LIMIT ?)",
+                    (run_id, DELETED_AT_ONCE),
+                ).rowcount
+                if gone < DELETED_AT_ONCE:
+                    db.execute("DELETE FROM runs WHERE run_id = ?", (run_id,))
+                    break
+            # whoever waits to write looks again that often at the least
+            time.sleep(DELETED_PAUSE_S)
         self._records.pop(run_id, None)
         shutil.rmtree(self.run_folder(run_id), ignore_errors=True)
 
@@ -348,7 +363,11 @@ class Store(EventReader):
         """
         with self.database.write() as db:
             row = db.execute("SELECT * FROM runs WHERE run_id = ?", (run_id,)).fetchone()
-            if row is None or row["state"] not in ACTIVE_STATES or process_lives(row["pid"], row["pid_started"]):
+            # one that is kept for whoever saw its own process die never got as far as that process
+            is_ours = bool(how) and row is not None and row["state"] == "queued" and row["pid"] == os.getpid()
+            if row is None or row["state"] not in ACTIVE_STATES:
+                return False
+            if not is_ours and process_lives(row["pid"], row["pid_started"]):
                 return False
             record, now = record_of(row), time.time()
             if record.is_parked:
@@ -405,7 +424,8 @@ class Store(EventReader):
                 return
             if record.state == "queued":
                 raise StoreError(f"Run {run_id} has not begun.", fix="Wait until it trains, or stop it.")
-            if kind != "resume" or not record.is_parked:
+            # one that lies saved stands still, and would do so again as soon as it is taken up
+            if kind not in ("pause", "resume") or not record.is_parked:
                 insert_request(db, run_id, kind, payload or {})
         if kind == "resume" and record.is_parked:
             self.requeue(run_id)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from core.analysis.forecast import forecast_for
+from core.checkpoint import drop_halves
 from core.config import RunConfig
 from core.control import Control, Wish
 from core.devices import Device, check_precision, open_device, resolve_kind
@@ -34,6 +36,12 @@ from core.task import Task
 from core.telemetry import Telemetry
 from core.timing import PhaseTimer
 from core.tweak import make_changes
+
+_NO_ROOM = {
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "your share of the disk is used up",
+    errno.EROFS: "the disk is read-only",
+}
 
 
 class Work(Protocol):
@@ -71,6 +79,8 @@ def train_run(
         check_precision(kind, config.precision)
         count = count_processes(kind, config.num_devices)
         check_batch(config, count, count)
+        # one that kept something that can't be read any more must not begin anew
+        kept = read_state(store.run_folder(run_id)) if record.purpose != "probe" else None
     except AppError as error:
         failed = _ended("failed", PhaseTimer(time.perf_counter), error)
         store.append_events(run_id, [(time.time(), failed)])
@@ -79,7 +89,7 @@ def train_run(
     if not store.claim(run_id, kind):
         return None
     threads = torch.get_num_threads()
-    kept = read_state(store.run_folder(run_id)) if record.purpose != "probe" else None
+    drop_halves(store.run_folder(run_id))
     epochs = kept.config["epochs"] if kept else config.epochs
     state = "failed"
     pulse = Pulse(store, run_id, epochs, on_event, should_stop, 60 * config.time_limit_min)
@@ -91,8 +101,19 @@ def train_run(
             state = ended.state
     finally:
         torch.set_num_threads(threads)
-        pulse.insist(lambda: store.park(run_id) if state == "paused" else store.end_run(run_id, state, at=pulse.now()))
+        wishes = pulse.wishes() if state == "paused" else []
+        pulse.insist(
+            lambda: _park(store, run_id, wishes) if state == "paused" else store.end_run(run_id, state, at=pulse.now())
+        )
     return state
+
+
+def _park(store: Store, run_id: str, wishes: list[Wish]) -> None:
+    """Leave the run saved; what was asked for and holds from its next step on waits for it there."""
+    while wishes:
+        store.request(run_id, "change", {"what": wishes[0].what, "value": wishes[0].value})
+        wishes.pop(0)
+    store.park(run_id)
 
 
 def _told(ended: RunEnded, on_event: Callable[[Event], None]) -> RunEnded:
@@ -225,6 +246,10 @@ def train_here(
                 state = _do(work, prepared, emit, control, timer)
             finally:
                 compiled.until(prepared.task.device)
+            if not control.is_aborted():
+                timer.lap("other")
+                prepared.insist(should_stop)
+                timer.lap("checkpoint")
     except StoppedInSetupError:
         timer.lap("setup")
         return RunEnded("stopped", timer.total_s(), timer.phases(), 0, 0.0)
@@ -274,6 +299,8 @@ def _reason(error: Exception) -> dict[str, Any]:
     """What `RunEnded` says of an error."""
     if isinstance(error, AppError):
         reason, fix, text = error.problem, error.fix, ""
+    elif isinstance(error, OSError) and error.errno in _NO_ROOM:
+        reason, fix, text = f"A file can't be written: {_NO_ROOM[error.errno]}.", "Make room, then resume the run.", ""
     else:
         line = (str(error).strip().splitlines() or [""])[0]
         reason, fix = f"{type(error).__name__}: {line}", "The traceback says where it happened."

@@ -12,7 +12,6 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from streamlit.testing.v1 import AppTest
 
 from core import auto_batch
 from core.__main__ import main
@@ -37,7 +36,7 @@ from core.task import Task, place_parts, train_step
 from core.timing import PhaseTimer
 from core.trainer import _do, train_run
 from tests.test_groups import tiny
-from tests.test_pages import MAIN, button
+from tests.test_pages import button, train_page
 from tests.tiny import NoWishes, TickClock, losses, make_task
 from ui import registry
 
@@ -459,10 +458,7 @@ def home(store, monkeypatch) -> Store:
 
 
 def test_the_form_takes_automatic_and_back(home: Store, pictures: Path):
-    app = AppTest.from_file(MAIN, default_timeout=60)
-    for name, value in tiny(pictures).model_dump().items():
-        app.session_state[f"form_{name}"] = value
-    app.run()
+    app = train_page(tiny(pictures))
     toggle = app.toggle(key="auto_batch_size")
     assert not toggle.value and not app.number_input(key="form_batch_size").disabled
     toggle.set_value(True).run()
@@ -473,9 +469,7 @@ def test_the_form_takes_automatic_and_back(home: Store, pictures: Path):
     assert not app.exception, app.exception
     [record] = home.list_runs()
     assert record.config.batch_size == 0
-    app = AppTest.from_file(MAIN, default_timeout=60)
-    app.session_state["form_batch_size"] = 0
-    app.run()
+    app = train_page(make_config(batch_size=0))
     assert app.toggle(key="auto_batch_size").value
     app.toggle(key="auto_batch_size").set_value(False).run()
     assert app.session_state["form_batch_size"] == 32

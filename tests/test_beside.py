@@ -173,6 +173,33 @@ def test_a_death_is_told_once_however_many_look(store: Store, pictures: Path):
     assert not store.bury(run_id, "was ended by SIGKILL")
 
 
+def test_a_crash_in_native_code_is_told_in_words_and_with_the_line_that_crashed(store: Store, pictures: Path):
+    run_id = store.create_run(tiny(pictures, **ENDLESS))
+    states: list[str | None] = []
+    thread = threading.Thread(target=lambda: states.append(train_in_child(store, run_id)))
+    thread.start()
+    wait_until(lambda: steps(store, run_id))
+    os.kill(store.get_run(run_id).pid, signal.SIGSEGV)
+    thread.join(20)
+    told = last_of(store, run_id)
+    assert states == ["interrupted"] and told["reason"] == "The run's own process crashed in native code (SIGSEGV)."
+    assert "Segmentation fault" in told["traceback"] and "core/engine.py" in told["traceback"]
+
+
+def test_a_run_whose_process_dies_before_it_took_the_run_has_failed_on_the_command_line(store: Store, pictures: Path):
+    line = [sys.executable, "-m", "core", "--home", str(store.home), "train", "--data", str(pictures)]
+    line += ["--model", "resnet18", "--weights", "none", "--device", "cpu", "--process", "own"]
+    # its own process can't import what it needs
+    broken = {**os.environ, "PYTHONPATH": str(store.home)}
+    (store.home / "sitecustomize.py").write_text(
+        "import os, signal, sys\nif 'core.child' in sys.orig_argv:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    told = subprocess.run(line, cwd=ROOT, env=broken, capture_output=True, text=True, timeout=60, check=False)
+    [record] = store.list_runs()
+    assert record.state == "interrupted" and told.returncode == 1, told.stderr
+    assert "The run's own process was ended by SIGKILL." in told.stderr
+
+
 HANGING = """
 import sys, time
 from pathlib import Path

@@ -7,17 +7,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
 from core.analysis.summary import summarise
-from core.charts import figures
+from core.charts import chart_specs, figures
 from core.config import make_config
 from core.control import Wish, check_wish
+from core.control_command import control_command
 from core.errors import ConfigError, StoreError
 from core.events import EpochEnded, Paused, Resumed, StepLogged, Tweaked, TweakRefused
+from core.pulse import PULSE_S
 from core.schedule import lr_at
 from core.series import RunSeries
 from core.store import Store
@@ -146,10 +150,21 @@ def test_a_change_through_the_store_is_answered_within_a_second_and_marked_in_ch
     assert summarise(store, run_id)["tweaks"][0]["after"] == pytest.approx(1e-4)
     series = RunSeries(store, run_id)
     series.update()
-    assert series.since()["marks"] == [{"step": tweak.payload["step"], "text": "learning rate 0.0001"}]
-    drawn = figures(series)
-    assert [shape.x0 for shape in drawn["loss"].layout.shapes] == [tweak.payload["step"]]
-    assert not drawn["seconds"].layout.shapes
+    step = tweak.payload["step"]
+    assert series.marks == [{"step": step, "text": "learning rate 0.0001"}]
+    drawn, live = figures(series), series.since()["marks"]
+    for chart in chart_specs(series.has_top5):
+        places = [shape.x0 for shape in drawn[chart.id].layout.shapes]
+        if chart.id == "seconds":
+            assert places == [0.5 + step / steps_per_epoch(store, run_id)]
+        else:
+            assert places == [step]
+        assert [words.text for words in drawn[chart.id].layout.annotations] == ["learning rate 0.0001"]
+        assert [shape["x0"] for shape in live[chart.traces[0].x]["shapes"]] == places
+
+
+def steps_per_epoch(store: Store, run_id: str) -> int:
+    return store.events(run_id, kinds=["RunPrepared"])[0].payload["steps_per_epoch"]
 
 
 def test_a_run_that_waits_or_has_ended_takes_no_changes(store: Store, pictures: Path):
@@ -183,6 +198,88 @@ def test_the_command_line_changes_a_run_of_another_process(store: Store, picture
     stopped = control(store.home, run_id, "--stop")
     assert stopped.returncode == 0 and stopped.stdout.strip() == "The run has ended: stopped."
     thread.join(30)
+
+
+@contextmanager
+def going_on(store: Store, pictures: Path) -> Iterator[str]:
+    """A run that trains in a thread for as long as the block lasts."""
+    run_id = store.create_run(tiny(pictures, epochs=9000))
+    thread = threading.Thread(target=train_run, args=(store, run_id))
+    thread.start()
+    try:
+        wait_for(store, run_id, "StepLogged", thread)
+        yield run_id
+    finally:
+        if store.get_run(run_id).is_active:
+            store.request(run_id, "stop")
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def asked(store: Store, run_id: str, ask: str | None = None, *wishes: tuple[str, float], **options) -> list[str]:
+    """The lines of an answer, which comes at once."""
+    began = time.monotonic()
+    told, lines = control_command(store, run_id, [Wish(*wish) for wish in wishes], ask, **options)
+    assert told["acknowledged"] and time.monotonic() - began < 5
+    return lines
+
+
+def test_what_changes_nothing_now_is_answered_at_once(store: Store, pictures: Path):
+    with going_on(store, pictures) as run_id:
+        assert asked(store, run_id, "resume") == ["The run is running."]
+        assert asked(store, run_id, "pause")[0].startswith("Paused at step")
+        assert asked(store, run_id, "pause") == ["The run is paused."]
+        noted = ["lr: 0.0002 from the next step on, when the run goes on."]
+        assert asked(store, run_id, None, ("lr", 2e-4)) == noted
+        assert asked(store, run_id, "pause", ("lr", 2e-4)) == [*noted, "The run is paused."]
+        resumed, changed = sorted(asked(store, run_id, "resume", ("weight_decay", 0)))
+        assert resumed.startswith("Resumed at step") and changed.startswith("weight_decay: 0.01 -> 0 from step")
+        assert summarise(store, run_id)["tweaks"][0]["after"] == pytest.approx(2e-4)
+
+
+def test_an_end_in_a_pause_is_answered_by_the_end_and_takes_no_changes(store: Store, pictures: Path):
+    with going_on(store, pictures) as run_id:
+        asked(store, run_id, "pause")
+        with pytest.raises(ConfigError, match="No step comes after --abort"):
+            control_command(store, run_id, [Wish("lr", 0.1)], "abort")
+        assert asked(store, run_id, "abort") == ["The run has ended: stopped."]
+
+
+def test_each_of_two_clients_hears_the_answer_to_what_it_asked(store: Store, pictures: Path):
+    with going_on(store, pictures) as run_id:
+        told: dict[float, list[str]] = {}
+
+        def ask(lr: float) -> None:
+            told[lr] = asked(store, run_id, None, ("lr", lr))
+
+        threads = [threading.Thread(target=ask, args=(lr,)) for lr in (1e-4, 2e-4, 3e-4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for lr, lines in told.items():
+            assert len(lines) == 1 and f"-> {lr:g} from step" in lines[0]
+
+
+def test_a_run_that_stands_still_frees_its_device_when_that_is_asked_then(store: Store, pictures: Path):
+    with going_on(store, pictures) as run_id:
+        asked(store, run_id, "pause")
+        assert store.is_held("cpu")
+        asked(store, run_id, None, ("weight_decay", 0.5))
+        # heard by the process that stands still, and kept when that one leaves
+        time.sleep(4 * PULSE_S)
+        [line] = asked(store, run_id, "pause", should_free=True)
+        assert line.startswith("Paused at step") and line.endswith("it is saved, and its device is free.")
+        deadline = time.monotonic() + 10
+        while not store.get_run(run_id).is_parked and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert store.get_run(run_id).is_parked and not store.is_held("cpu")
+        # what lies saved stands still, and goes on when it is asked to
+        assert asked(store, run_id, "pause") == ["The run is paused."]
+        assert asked(store, run_id, None, ("lr", 2e-4)) == ["lr: 0.0002 from the next step on, when the run goes on."]
+        assert asked(store, run_id, "resume") == ["The run is queued."]
+        changes = [{"what": "weight_decay", "value": 0.5}, {"what": "lr", "value": 2e-4}]
+        assert store.take_requests(run_id) == [("change", change) for change in changes]
 
 
 @pytest.mark.xla

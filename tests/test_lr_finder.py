@@ -40,7 +40,7 @@ from core.words import lr_in_words
 from core.worker import train_queued
 from tests.browser import CHROMIUM, chromium_page, dashboard
 from tests.test_groups import tiny
-from tests.test_pages import MAIN, button
+from tests.test_pages import button, train_page
 from tests.tiny import NoWishes, StopAfter, TickClock, make_task
 from ui import registry
 
@@ -64,8 +64,17 @@ def test_the_suggestion_is_where_the_loss_falls_most_quickly(best: float):
     told = judge(RATES, losses(best))
     assert best / 1.5 < told.steepest < best * 1.5
     assert told.suggestion == pytest.approx(told.steepest, rel=0.05) and lr_in_words(told.suggestion).count(".") <= 1
-    assert told.steepest < told.lowest and told.careful == pytest.approx(told.lowest / 10, rel=0.05)
+    assert told.steepest < told.lowest and told.careful <= told.suggestion
+    assert told.careful == pytest.approx(min(told.lowest / 10, told.steepest), rel=0.05)
     assert told.why == "" and len(told.smoothed) == STEPS
+
+
+def test_a_rate_that_is_no_more_careful_is_not_called_so():
+    # it falls quickly at first and slowly for long, so that a tenth of where it is lowest is above the suggestion
+    quick, slow = np.linspace(3, 1.5, 10), np.linspace(1.5, 1.0, 50)
+    told = judge(RATES[:90], [*[3.0] * 20, *quick, *slow, *np.linspace(1, 3, 10)])
+    assert told.lowest / 10 > told.suggestion and told.careful == told.suggestion
+    assert suggestion_in_words(payload_of(told)).endswith("there the loss falls most quickly.")
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.2])
@@ -300,15 +309,6 @@ def home(store, monkeypatch) -> Store:
     return store
 
 
-def page_of(pictures: Path, **changes) -> AppTest:
-    app = AppTest.from_file(MAIN, default_timeout=60)
-    for name, value in tiny(pictures, **changes).model_dump().items():
-        app.session_state[f"form_{name}"] = value
-    app.run()
-    assert not app.exception, app.exception
-    return app
-
-
 def labels(app: AppTest) -> list[str]:
     return [item.label for item in app.button]
 
@@ -318,7 +318,7 @@ def texts(app: AppTest) -> str:
 
 
 def test_a_rate_is_found_and_taken_from_the_form(home: Store, pictures: Path):
-    app = page_of(pictures, trainable="all", optimizer="sgd")
+    app = train_page(tiny(pictures, trainable="all", optimizer="sgd"))
     button(app, "Find a learning rate").click().run()
     [record] = home.list_runs(with_probes=True)
     assert (record.purpose, record.work) == ("probe", WORK) and home.list_runs() == []
@@ -344,7 +344,7 @@ def test_a_rate_is_found_and_taken_from_the_form(home: Store, pictures: Path):
 
 
 def test_a_test_that_failed_or_found_nothing_says_so_on_the_page(home: Store, pictures: Path):
-    app = page_of(pictures)
+    app = train_page(tiny(pictures))
     button(app, "Find a learning rate").click().run()
     [record] = home.list_runs(with_probes=True)
     home.claim(record.run_id, "cpu")
@@ -364,7 +364,7 @@ def test_a_test_that_failed_or_found_nothing_says_so_on_the_page(home: Store, pi
 
 
 def test_no_test_is_begun_that_could_not_run(home: Store, tmp_path: Path):
-    app = page_of(tmp_path / "nowhere")
+    app = train_page(tiny(tmp_path / "nowhere"))
     assert button(app, "Find a learning rate").disabled
 
 

@@ -26,6 +26,7 @@ from nbclient import NotebookClient
 from core import fetch_tunnel, notebook, notebook_view
 from core.config import make_config
 from core.errors import AppError, ServeError
+from core.events import Tweaked
 from core.fetch_tunnel import fetch_cloudflared
 from core.notebook import NotebookError
 from core.series import RunSeries
@@ -428,6 +429,20 @@ def test_a_run_that_ended_is_one_figure_with_every_chart(store: Store):
     assert json.loads(json.dumps(bundle[PLOTLY]))["data"]
     line = notebook_view.line_of(store.get_run(run_id), series)
     assert "Finished" in line and "best validation top-1 75.0 %, epoch 1" in line and run_id in line
+
+
+def test_what_was_changed_while_the_run_went_on_stands_in_each_chart_of_the_figure(store: Store):
+    run_id = add_run(store)
+    store.append_events(run_id, [(time.time(), Tweaked(1, 1, "lr", 1e-3, 5e-4, 0.5))])
+    series = RunSeries(store, run_id)
+    series.update()
+    figure = notebook_view.together(series)
+    words = [one for one in figure.layout.annotations if "Step 1:" in (one.hovertext or "")]
+    # beside the line of its own chart, as high as that chart
+    places = {(one.xref, one.yref) for one in words}
+    assert places == {("x", "y domain"), *((f"x{nth}", f"y{nth} domain") for nth in range(2, 6))}
+    assert len(words) == len(figure.layout.shapes) == 5
+    assert {one.text for one in words} == {"learning rate 0.0005"}
 
 
 def test_outside_a_notebook_watching_says_that_it_cannot(store: Store):

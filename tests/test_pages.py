@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from core.config import make_config
+from core.config import RunConfig, make_config
 from core.devices.base import DeviceInfo
 from core.events import EpochEnded, HostFallback, Phases, ProgramCompiled, RunEnded, RunPrepared, StepLogged
 from core.pulse import Pulse
@@ -44,6 +44,16 @@ def open_page(name: str, **params: str) -> AppTest:
         app.switch_page(f"../pages/{name}.py")
     for key, value in params.items():
         app.query_params[key] = value
+    app.run()
+    assert not app.exception, app.exception
+    return app
+
+
+def train_page(config: RunConfig) -> AppTest:
+    """The Train page with the form filled in as this config."""
+    app = AppTest.from_file(MAIN, default_timeout=60)
+    for name, value in config.model_dump().items():
+        app.session_state[f"form_{name}"] = value
     app.run()
     assert not app.exception, app.exception
     return app

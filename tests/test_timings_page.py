@@ -18,7 +18,7 @@ from core.trainer import train_run
 from core.worker import Worker
 from tests.browser import CHROMIUM, chromium_page, dashboard
 from tests.test_groups import tiny
-from tests.test_pages import MAIN, add_run, button, open_page
+from tests.test_pages import add_run, button, open_page, train_page
 from ui import group_form, registry
 
 HOSTILE = '<img src=x onerror="alert(1)"> **bold** [link](javascript:alert(1)) $x$'
@@ -40,16 +40,6 @@ def worked(store, monkeypatch) -> Store:
     monkeypatch.setattr(registry._entry(), "services", registry.Services(store, worker))
     yield store
     worker.shutdown(30)
-
-
-def train_page(pictures: Path, **changes) -> AppTest:
-    """The Train page with the form of a tiny run on its one device that is always there."""
-    app = AppTest.from_file(MAIN, default_timeout=60)
-    for name, value in tiny(pictures, **changes).model_dump().items():
-        app.session_state[f"form_{name}"] = value
-    app.run()
-    assert not app.exception, app.exception
-    return app
 
 
 def texts(app: AppTest) -> str:
@@ -132,7 +122,7 @@ def test_a_deleted_group_leaves_its_runs(home):
 
 
 def test_a_comparison_that_is_started_on_train_runs_and_is_shown_on_timings(worked, pictures):
-    app = train_page(pictures)
+    app = train_page(tiny(pictures))
     app.button_group(key="compare_what").set_value("option").run()
     app.text_input(key="compare_values_batch_size").set_value("4, 8").run()
     app.number_input(key="compare_repeats").set_value(2).run()
@@ -205,7 +195,7 @@ def test_past_runs_become_a_group_with_what_makes_them_hard_to_compare(home, mon
 
 
 def test_a_probe_that_is_asked_for_gives_a_forecast(home, pictures):
-    app = train_page(pictures)
+    app = train_page(tiny(pictures))
     button(app, "Time a few steps first").click().run()
     [probe] = home.list_runs(with_probes=True)
     assert "A few steps are being timed" in texts(app) and home.list_runs() == []
@@ -216,7 +206,7 @@ def test_a_probe_that_is_asked_for_gives_a_forecast(home, pictures):
 
 def test_a_probe_that_failed_says_why_and_can_be_asked_for_again(home, pictures, tmp_path):
     (tmp_path / "none.pt").write_text("no weights")
-    app = train_page(pictures, weights=str(tmp_path / "none.pt"))
+    app = train_page(tiny(pictures, weights=str(tmp_path / "none.pt")))
     button(app, "Time a few steps first").click().run()
     train_run(home, home.list_runs(with_probes=True)[0].run_id)
     app.run()

@@ -27,6 +27,8 @@ def control_panel(run: RunRecord) -> None:
     with st.expander("Change this run", icon=":material/tune:", key=f"control_{run.run_id}"):
         if run.state == "running":
             _pause_button(run)
+        elif not run.is_parked:
+            _free_button(run)
         with st.container(horizontal=True, vertical_alignment="center"):
             st.markdown(f"Learning rate {values['lr']:.3g}")
             for times in LR_TIMES:
@@ -143,6 +145,15 @@ def _pause_button(run: RunRecord) -> None:
         )
 
 
+def _free_button(run: RunRecord) -> None:
+    """For a run that stands still on its device."""
+    st.button(
+        "Free the device", icon=":material/logout:", key=f"free_now_{run.run_id}", on_click=_ask,
+        args=(run.run_id, "pause", {"free": True}),
+        help="The run is saved whole and leaves its device, so that others can train; going on sets it up anew.",
+    )  # fmt: skip
+
+
 def _pause(run_id: str, free_key: str) -> None:
     _ask(run_id, "pause", {"free": True} if st.session_state.get(free_key) else None)
 
@@ -176,7 +187,7 @@ def _ask_changes(run: RunRecord, wishes: list[Wish]) -> str:
             services().store.request(run.run_id, "change", {"what": wish.what, "value": wish.value})
     except AppError as error:
         return str(error)
-    st.toast("Asked for.")
+    st.toast("Asked for." if run.state == "running" else "Noted: it holds from the next step on, when the run goes on.")
     return ""
 
 

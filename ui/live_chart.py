@@ -46,7 +46,7 @@ function isEnded(state) { return !["queued", "running", "paused"].includes(state
 function begin(root, run, specs) {
   const grid = root.querySelector(".run-charts");
   const note = root.querySelector(".run-charts-note");
-  const held = { steps: {}, epochs: {}, marks: [] };
+  const held = { steps: {}, epochs: {}, marks: {} };
   let cursor = "", timer = null, isOver = false, wait = 1000, state = "", isStale = true, drawnText = "";
 
   function draw(Plotly) {
@@ -73,20 +73,12 @@ function begin(root, run, specs) {
         ...trace.style, name: trace.name,
         x: (held[trace.source][trace.x] || []).slice(), y: (held[trace.source][trace.y] || []).slice(),
       }));
-      const marks = spec.traces[0].x === "step" ? held.marks : [];
       const axis = { gridcolor: line, linecolor: line, zerolinecolor: line };
       const layout = {
         ...spec.layout, uirevision: run, autosize: true,
         font: { color: text, family: read("--st-font") || "sans-serif", size: 12 },
         xaxis: { ...spec.layout.xaxis, ...axis }, yaxis: { ...spec.layout.yaxis, ...axis },
-        shapes: marks.map((mark) => ({
-          type: "line", x0: mark.step, x1: mark.step, yref: "paper", y0: 0, y1: 1,
-          line: { color: text, width: 1, dash: "dot" },
-        })),
-        annotations: marks.map((mark) => ({
-          x: mark.step, yref: "paper", y: 1, text: mark.text, textangle: -90, showarrow: false,
-          xanchor: "right", yanchor: "top", font: { size: 10 },
-        })),
+        ...structuredClone(held.marks[spec.traces[0].x]),
         hoverlabel: { bgcolor: read("--st-secondary-background-color"), font: { color: text }, bordercolor: line },
       };
       Plotly.react(box.firstChild, traces, layout, { displaylogo: false, responsive: true, displayModeBar: false });

@@ -60,7 +60,7 @@ def _draw_told(test: RunRecord) -> None:
     with st.container(horizontal=True, vertical_alignment="center"):
         st.markdown(escaped(suggestion_in_words(told)))
         for name, kind in (("suggestion", "primary"), ("careful", "secondary")):
-            if told[name] is not None and (name == "suggestion" or told[name] != told["suggestion"]):
+            if told[name] is not None and (name == "suggestion" or told[name] < told["suggestion"]):
                 st.button(
                     f"Use {lr_in_words(told[name])}", key=f"use_{name}", type=kind, on_click=_use, args=(told[name],),
                     disabled=st.session_state[forms.key_of("lr")] == told[name],
