@@ -41,5 +41,10 @@ if run.state in ("running", "paused"):
     abort_question(run)
 elif not run.is_active:
     resume_card(run)
-st.fragment(show_queue, run_every=1.0 if any(other.is_active for other in runs) else None)(run.run_id)
+queue = st.fragment(show_queue, run_every=1.0 if any(other.is_active for other in runs) else None)
+# who waits looks for the queue, all others for the charts
+if run.state == "queued":
+    queue(run.run_id)
 live_chart(run.run_id)
+if run.state != "queued":
+    queue(run.run_id)

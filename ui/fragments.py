@@ -77,14 +77,17 @@ def _is_under_way(record: RunRecord) -> bool:
 
 def _changes(run_id: str) -> None:
     """The last answers to what was asked of the run."""
-    told = services().store.events(run_id, kinds=("Tweaked", "TweakRefused"))[-3:]
-    for event in told:
+    lines = []
+    for event in services().store.events(run_id, kinds=("Tweaked", "TweakRefused"))[-3:]:
         payload = event.payload
         if event.kind == "Tweaked":
             words = f"{tweak_in_words(payload['what'], payload['after'])} from step {payload['step']:,} on"
-            st.caption(f":material/tune: {words[:1].upper()}{words[1:]}, before {payload['before']:.3g}")
+            lines.append(f":material/tune: {words[:1].upper()}{words[1:]}, before {payload['before']:.3g}")
         else:
-            st.caption(f":material/block: {payload['what']} stays: {escaped(payload['why'])}")
+            lines.append(f":material/block: {payload['what']} stays: {escaped(payload['why'])}")
+    if lines:
+        # one below the other without the space between paragraphs: the charts are what people came for
+        st.caption("  \n".join(lines))
 
 
 def _troubles(record: RunRecord) -> None:

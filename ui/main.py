@@ -13,7 +13,8 @@ import streamlit as st  # noqa: E402
 
 from ui.sessions import COOKIE_PREFIX  # noqa: E402
 
-st.set_page_config(page_title="Fine-tune", page_icon=":material/tune:", layout="wide")
+# a picture of our own: a browser fetches that of an icon's name from elsewhere
+st.set_page_config(page_title="Fine-tune", page_icon=str(Path(__file__).with_name("icon.png")), layout="wide")
 page = st.navigation(
     [
         st.Page("../pages/train.py", title="Train", icon=":material/model_training:", default=True),
