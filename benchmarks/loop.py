@@ -26,7 +26,6 @@ import torch
 import torchvision
 from torch.nn import functional
 
-from core.compiles import CompileWatch
 from core.config import RunConfig, make_config
 from core.control import Wish
 from core.data.loader import Batch
@@ -34,8 +33,9 @@ from core.devices import open_device
 from core.devices.base import Device
 from core.engine import train_epoch
 from core.optim import build_optimizer
-from core.task import Task
 from core.timing import PhaseTimer
+from core.training.compiles import CompileWatch
+from core.training.task import Task
 
 THREADS, ROUNDS, STEPS, BATCH_SIZE, IMAGE_SIZE, CLASSES = 2, 7, 20, 16, 64, 10
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -28,21 +28,21 @@ import torch
 import torchvision
 
 from benchmarks.loop import CLASSES, LOG_EVERY, MEAN, STD, STEPS, THREADS, Memory, Patient
-from core.compiles import CompileWatch
 from core.config import RunConfig, make_config
 from core.data.loader import Batch
 from core.devices import open_device
 from core.devices.base import Device
 from core.engine import train_epoch
 from core.events import RunPrepared
+from core.machine.telemetry import Telemetry
 from core.metrics import Sums
 from core.optim import build_optimizer
-from core.pulse import Pulse
+from core.running.pulse import Pulse
 from core.schedule import lr_at
 from core.store import Store
-from core.task import Task, place_parts, train_step
-from core.telemetry import Telemetry
 from core.timing import PhaseTimer
+from core.training.compiles import CompileWatch
+from core.training.task import Task, place_parts, train_step
 
 ROUNDS = 21
 

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from core.commands.options import parser
 from core.config import RunConfig, make_config
 from core.errors import AppError, ConfigError, GivenUpError, StoreWriteError
-from core.options import parser
 from core.words import visible
 
 _BAD_INPUT = ("ConfigError", "DataError", "ModelError", "DeviceError")
@@ -108,7 +108,7 @@ def _train(arguments: argparse.Namespace) -> int:
         print(config.model_dump_json() if arguments.json else config.model_dump_json(indent=1))
         return 0
     from core.models.from_run import run_of
-    from core.script import script_of
+    from core.running.script import script_of
 
     _check(arguments, config)
     store = _store(arguments)
@@ -151,8 +151,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _find_lr(arguments: argparse.Namespace) -> int:
-    from core.lr_curve import lines_of, told_of
-    from core.lr_finder import WORK
+    from core.trials.lr_curve import lines_of, told_of
+    from core.trials.lr_finder import WORK
 
     config = _config_of(arguments)
     _check(arguments, config)
@@ -174,8 +174,8 @@ def _train_here(
         told: the JSON object and the lines to print, from the run's summary; as `run` prints it where None.
     """
     from core.analysis.summary import summarise
-    from core.interrupt import stop_on_interrupt
-    from core.progress import ProgressBar
+    from core.commands.progress import ProgressBar
+    from core.running.interrupt import stop_on_interrupt
     from core.worker import train_queued
 
     try:
@@ -204,7 +204,7 @@ def _train_here(
 
 def _resume(arguments: argparse.Namespace) -> int:
     from core.control import CHANGEABLE
-    from core.resume import plan_resume, resume
+    from core.running.resume import plan_resume, resume
 
     given = {what: getattr(arguments, what) for what in CHANGEABLE}
     changes = {what: value for what, value in given.items() if value is not None}
@@ -259,9 +259,9 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _scan(arguments: argparse.Namespace) -> int:
+    from core.commands.progress import WorkBar
     from core.data.scan import scan
     from core.data.sources import open_source
-    from core.progress import WorkBar
 
     home = _home(arguments)
     names = ("seed", "val_percent", "val_duplicates")
@@ -317,7 +317,7 @@ def _devices(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
-    from core.doctor import examine
+    from core.health.doctor import examine
 
     report = examine(_home(arguments).expanduser().resolve())
     _print(arguments, report.told(), report.lines)
@@ -346,7 +346,7 @@ def _sweep_models(arguments: argparse.Namespace) -> int:
     from dataclasses import asdict
 
     from core.devices import resolve_kind
-    from core.sweep import summary, sweep, table
+    from core.trials.sweep import summary, sweep, table
 
     if arguments.resume and not arguments.out:
         raise ConfigError("--resume needs the file to go on with.", fix="Give --out FILE.md.")
@@ -382,8 +382,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _control(arguments: argparse.Namespace) -> int:
+    from core.commands.control import control_command
     from core.control import CHANGEABLE, Wish
-    from core.control_command import control_command
 
     wishes = [Wish(what, getattr(arguments, what)) for what in CHANGEABLE if getattr(arguments, what) is not None]
     result, lines = control_command(
@@ -394,7 +394,7 @@ def _control(arguments: argparse.Namespace) -> int:
 
 
 def _queue(arguments: argparse.Namespace) -> int:
-    from core.queue_command import queue_command
+    from core.commands.queue import queue_command
 
     _print(arguments, *queue_command(_store(arguments), arguments.run_id, arguments.to or ""))
     return 0
@@ -423,7 +423,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 
 def _export(arguments: argparse.Namespace) -> int:
-    from core.analysis.exports import export
+    from core.output.exports import export
 
     made = export(_store(arguments), arguments.run_id, arguments.to, arguments.table)
     if arguments.out:
@@ -436,21 +436,21 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from core.group_commands import compare_command
+    from core.commands.groups import compare_command
 
     _print(arguments, *compare_command(arguments, _config_of(arguments), _store(arguments)))
     return 0
 
 
 def _groups(arguments: argparse.Namespace) -> int:
-    from core.group_commands import groups_command
+    from core.commands.groups import groups_command
 
     _print(arguments, *groups_command(_store(arguments)))
     return 0
 
 
 def _forecast(arguments: argparse.Namespace) -> int:
-    from core.group_commands import forecast_command
+    from core.commands.groups import forecast_command
 
     _print(arguments, *forecast_command(arguments, _config_of(arguments), _store(arguments)))
     return 0

@@ -11,17 +11,17 @@ from typing import Any
 
 import torch
 
-from core.compiles import CompileWatch
 from core.control import Control
 from core.events import EndedEarly, EpochEnded, Event, Paused, PhaseChanged, Phases, Resumed, StageBegan
-from core.keeper import Keeper
 from core.metrics import Figures, Sums
 from core.schedule import changes_at, lr_at
-from core.state import Position
-from core.step_log import StepLog
-from core.task import Task, evaluation_step, place_parts, shapes_of, train_step
 from core.timing import PhaseTimer
-from core.tweak import make_changes
+from core.training.compiles import CompileWatch
+from core.training.keeper import Keeper
+from core.training.state import Position
+from core.training.step_log import StepLog
+from core.training.task import Task, evaluation_step, place_parts, shapes_of, train_step
+from core.training.tweak import make_changes
 
 
 def fit(task: Task, *, emit: Callable[[Event], None], control: Control, timer: PhaseTimer) -> str:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from core.config import RunConfig, make_config
 from core.errors import ConfigError, StoreError
 from core.events import Event
-from core.records import PlannedRun
 from core.schedule import changes_between_epochs
+from core.storage.records import PlannedRun
 from core.store import Store
 from core.worker import train_queued
 

@@ -11,8 +11,8 @@ import psutil
 from core.charts import chart_specs, figures
 from core.errors import AppError
 from core.events import PHASE_WORDS
-from core.records import RunRecord
 from core.series import RunSeries
+from core.storage.records import RunRecord
 from core.store import Store
 from core.words import time_in_words
 

@@ -23,7 +23,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import AppError
-from core.packages import COMMON, MATCHED, PIP, ROOT, Requires, fits, index, installed, mismatches, pins, requires
+from core.machine.packages import (
+    COMMON,
+    MATCHED,
+    PIP,
+    ROOT,
+    Requires,
+    fits,
+    index,
+    installed,
+    mismatches,
+    pins,
+    requires,
+)
 
 if TYPE_CHECKING:
     pass
@@ -83,7 +95,7 @@ def find_runtime(
     Args:
         environ: the environment to believe.
         proc: has `driver/nvidia/gpus` where NVIDIA's driver is loaded.
-        find_tpu: as `core.devices.tpu.find_tpu`.
+        find_tpu: as `core.machine.tpu.find_tpu`.
         which: as `shutil.which`.
         has_module: whether a module can be imported.
     """
@@ -104,8 +116,8 @@ def find_runtime(
 
 @cache
 def tpu_module() -> Any:
-    """`core.devices.tpu`, without the package around it, which needs torch."""
-    spec = importlib.util.spec_from_file_location("_finetune_tpu", ROOT / "core" / "devices" / "tpu.py")
+    """`core.machine.tpu`, without the package around it, which needs torch."""
+    spec = importlib.util.spec_from_file_location("_finetune_tpu", ROOT / "core" / "machine" / "tpu.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # its dataclasses look for their module there

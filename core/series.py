@@ -18,8 +18,8 @@ from numpy.typing import ArrayLike
 
 from core.events import EpochEnded
 from core.marks import NO_MARKS, draw_marks
-from core.records import ENDED_STATES, StoredEvent
-from core.step_blocks import Columns
+from core.storage.records import ENDED_STATES, StoredEvent
+from core.storage.step_blocks import Columns
 from core.store import Store
 from core.words import stage_in_words, tweak_in_words
 

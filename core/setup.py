@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from core.auto_batch import find_batch_size
 from core.config import RunConfig
 from core.data.augment import Recipe
 from core.data.cache import Fit, PackedImages
@@ -29,7 +28,6 @@ from core.data.sampling import class_weights
 from core.data.scan import scan
 from core.data.sources import open_source
 from core.devices.base import Device
-from core.ema import Ema
 from core.errors import ConfigError
 from core.events import (
     CacheBuilt,
@@ -41,18 +39,20 @@ from core.events import (
     RunPrepared,
 )
 from core.files import BUILDING, remove, sweep
-from core.machine import environment
+from core.machine.facts import environment
 from core.models.build import Preprocessing, build_model, preprocessing
 from core.models.on_xla import mend_for_xla
 from core.models.parts import check_sizes, set_train_mode
 from core.optim import build_optimizer
-from core.precision import choose_precision
-from core.preflight import preflight
-from core.saver import Saver, fits_data, restore_optimizer
 from core.schedule import smaller_sizes
 from core.stages import widest
-from core.state import Position, SavedState
-from core.task import Task
+from core.training.ema import Ema
+from core.training.precision import choose_precision
+from core.training.preflight import preflight
+from core.training.saver import Saver, fits_data, restore_optimizer
+from core.training.state import Position, SavedState
+from core.training.task import Task
+from core.trials.auto_batch import find_batch_size
 
 Emit = Callable[[Event], None]
 

@@ -14,14 +14,14 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from core.burial import last_words, log_of
 from core.config import RunConfig
-from core.database import Database
 from core.errors import StoreError
-from core.event_reader import EventReader
 from core.events import EndedEarly, Event, kind_of
-from core.group_store import GroupStore
-from core.records import (
+from core.storage.burial import last_words, log_of
+from core.storage.database import Database
+from core.storage.event_reader import EventReader
+from core.storage.group_store import GroupStore
+from core.storage.records import (
     ACTIVE_STATES,
     ENDED_STATES,
     RunRecord,
@@ -31,8 +31,8 @@ from core.records import (
     process_start,
     record_of,
 )
-from core.rows import insert_events, insert_request, insert_run, note_company
-from core.step_blocks import BlockWriter
+from core.storage.rows import insert_events, insert_request, insert_run, note_company
+from core.storage.step_blocks import BlockWriter
 
 HOME_VARIABLE = "FINETUNE_HOME"
 DELETED_AT_ONCE = 20_000
@@ -341,7 +341,7 @@ class Store(EventReader):
 
         Args:
             but: runs that somebody waits for who knows more.
-            ran_out: see `core.burial`.
+            ran_out: see `core.storage.burial`.
         """
         # a run that is paused without a process has freed its device and lies saved
         rows = self.database.read(
@@ -358,7 +358,7 @@ class Store(EventReader):
         """End a run whose process died, with a last event that says so; False where it lives or the run has ended.
 
         Args:
-            how, ran_out: see `core.burial`.
+            how, ran_out: see `core.storage.burial`.
             log: the last that the process printed; found where None.
         """
         with self.database.write() as db:

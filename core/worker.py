@@ -11,16 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
 
-from core.child import train_in_child
 from core.devices import resolve_kind
 from core.devices.xla import XLA_LOCK, initialise, xla_info
 from core.errors import AppError, DeviceError, StoreError
 from core.events import Event
-from core.guard import Guard
-from core.pulse import Pulse
+from core.running.child import train_in_child
+from core.running.guard import Guard
+from core.running.pulse import Pulse
+from core.running.trainer import train_run
+from core.running.waiting import ActiveRun, Verdict, held_here, judge, look_at
 from core.store import Store
-from core.trainer import train_run
-from core.waiting import ActiveRun, Verdict, held_here, judge, look_at
 
 PROCESS_VARIABLE = "FINETUNE_PROCESS"
 LOOK_S = 0.5
@@ -78,7 +78,7 @@ class _Begun:
 
 
 class Worker:
-    """Trains the store's waiting runs, as `core.waiting` judges.
+    """Trains the store's waiting runs, as `core.running.waiting` judges.
 
     One daemon thread looks through the queue, one trains in this process, and each run in a process of its own has one
     that waits for it; a `Guard` looks after the runs of all processes.

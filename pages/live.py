@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from core.records import RunRecord
+from core.storage.records import RunRecord
 from ui.control_panel import abort_question, control_panel
 from ui.fragments import show_status, standing
 from ui.live_chart import live_chart

@@ -6,13 +6,13 @@ from typing import Any
 
 import streamlit as st
 
-from core import group_charts
 from core.analysis.article import ARTICLE
 from core.analysis.comparison import compare
 from core.analysis.groups import loaded
 from core.analysis.repeats import RunGroup
 from core.analysis.spread import diagnose_group
-from core.records import GroupRecord
+from core.output import group_charts
+from core.storage.records import GroupRecord
 from ui import group_views, timing_views
 from ui.registry import services
 from ui.words import escaped

@@ -20,8 +20,8 @@ EPOCHS = 5
 def live(home: Path, folder: Path, pictures: str, seed: str) -> dict[str, Any]:
     """What a dashboard's process does on a machine that may vanish at any moment: restore, go on with what was
     interrupted, begin another run, and back up all the while."""
-    from core.resume import plan_resume, resume
-    from core.trainer import train_run
+    from core.running.resume import plan_resume, resume
+    from core.running.trainer import train_run
 
     prepare(home, folder)
     store = Store(home)

@@ -25,8 +25,8 @@ from core.events import EpochEnded, StepLogged
 from core.models.build import build_model
 from core.models.parts import set_train_mode
 from core.setup import _place
-from core.task import Task
 from core.timing import PhaseTimer
+from core.training.task import Task
 from tests.tiny import FixedLoader, NoWishes, StopAfter, TickClock
 
 LABELS = torch.tensor([0, 0, 0, 0, 1, 0, 2, 1, 0, 3, 0, 0, 4, 0, 5, 0])
@@ -130,7 +130,7 @@ def results(device: Device) -> dict[str, dict]:
 def main(folder: Path) -> None:
     import torch.distributed as dist
 
-    from core.ranks import CommonControl
+    from core.running.ranks import CommonControl
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

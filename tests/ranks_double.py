@@ -16,7 +16,7 @@ from multiprocessing.connection import Client
 from pathlib import Path
 
 from core.events import EpochEnded, PhaseChanged, Phases, RunEnded, RunPrepared
-from core.launch import DOOR, Hello, Word
+from core.running.launch import DOOR, Hello, Word
 
 
 def ended(state: str, reason: str = "") -> RunEnded:

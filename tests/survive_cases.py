@@ -261,7 +261,7 @@ def compared(store: Store, run_id: str, told: Told) -> dict[str, Any]:
 
 def full(home: Path, pictures: Path) -> dict[str, Any]:
     """The disk is full twice: from logged step 20 to 60, and from 80 until a second after the run's end."""
-    from core.trainer import train_run
+    from core.running.trainer import train_run
 
     mount(home)
     store = Store(home)
@@ -325,7 +325,7 @@ def _fill_when_it_trains(store: Store) -> None:
 def no_memory(home: Path, pictures: Path, mib: str) -> dict[str, Any]:
     """A run whose batch needs more memory than this process may have, and then the run that is proposed instead."""
     from core.analysis.summary import summarise
-    from core.trainer import train_run
+    from core.running.trainer import train_run
 
     libc = ctypes.CDLL(None)
     # no thread sets aside 64 MiB of addresses, and what is freed leaves the process

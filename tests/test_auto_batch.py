@@ -13,28 +13,28 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from core import auto_batch
 from core.__main__ import main
 from core.analysis.repeats import label_of
 from core.analysis.summary import summarise, told_config
-from core.auto_batch import FOLDER, SHARE, Found, find_batch_size, largest, possible_sizes
 from core.config import as_command, make_config
 from core.control import Control
-from core.data.preview import SHOWN, first_batch
 from core.data.scan import scan
 from core.data.sources import open_source
 from core.devices.local import CpuDevice
 from core.errors import ConfigError, MemoryFullError
 from core.events import PhaseChanged, RunPrepared
 from core.groups import varied
-from core.host_memory import LiveBytes, memory_left
-from core.memory import blank_batch
 from core.metrics import Sums
+from core.output.preview import SHOWN, first_batch
+from core.running.trainer import _do, train_run
 from core.setup import Prepared, check_batch
 from core.store import Store
-from core.task import Task, place_parts, train_step
 from core.timing import PhaseTimer
-from core.trainer import _do, train_run
+from core.training.task import Task, place_parts, train_step
+from core.trials import auto_batch
+from core.trials.auto_batch import FOLDER, SHARE, Found, find_batch_size, largest, possible_sizes
+from core.trials.host_memory import LiveBytes, memory_left
+from core.trials.memory import blank_batch
 from tests.test_groups import tiny
 from tests.test_pages import button, train_page
 from tests.tiny import NoWishes, TickClock, losses, make_task

@@ -25,10 +25,10 @@ from core.backup.restore import restore
 from core.backup.source import signature
 from core.errors import BackupError
 from core.events import CheckpointSaved, EpochEnded, Phases, StepLogged
-from core.resume import plan_resume, resume
-from core.state import read_state, state_files
+from core.running.resume import plan_resume, resume
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
+from core.training.state import read_state, state_files
 from tests.survive_cases import make_pictures
 from tests.test_groups import tiny
 from ui import registry

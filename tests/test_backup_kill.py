@@ -19,10 +19,10 @@ from core.backup import prepare
 from core.backup.command import verify_command
 from core.backup.layout import list_files, read_shelf
 from core.backup.once import back_up
-from core.resume import plan_resume, resume
-from core.state import read_state, state_files
+from core.running.resume import plan_resume, resume
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
+from core.training.state import read_state, state_files
 from tests.backup_cases import run_of
 from tests.survive_cases import Commands, make_pictures, tiny, words_of
 from tests.test_backup import contents

@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from core.compiles import CompileWatch
 from core.devices.executions import ExecutionWatch
 from core.devices.fair_lock import FairLock
 from core.devices.local import CpuDevice, Fetched
 from core.engine import fit
 from core.errors import MemoryFullError
 from core.events import EpochEnded, ProgramCompiled, StepLogged
-from core.memory import fitting_batch, memory_full
-from core.precision import choose_precision
-from core.step_times import StepTimes
 from core.timing import PhaseTimer
+from core.training.compiles import CompileWatch
+from core.training.precision import choose_precision
+from core.training.step_times import StepTimes
+from core.trials.memory import fitting_batch, memory_full
 from tests.tiny import FixedLoader, NoWishes, make_task
 
 STEP_S, HOST_S = 10.0, 1.0

@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from core import guard
 from core.analysis.summary import summarise
-from core.child import train_in_child
 from core.config import make_config
-from core.guard import Guard, end_overdue
-from core.records import PlannedRun
+from core.running import guard
+from core.running.child import train_in_child
+from core.running.guard import Guard, end_overdue
+from core.running.trainer import train_run
+from core.storage.records import PlannedRun
 from core.store import Store
-from core.trainer import train_run
 from core.worker import PROCESS_VARIABLE, Worker
 from tests.test_groups import tiny
 
@@ -192,7 +192,7 @@ def test_a_run_whose_process_dies_before_it_took_the_run_has_failed_on_the_comma
     # its own process can't import what it needs
     broken = {**os.environ, "PYTHONPATH": str(store.home)}
     (store.home / "sitecustomize.py").write_text(
-        "import os, signal, sys\nif 'core.child' in sys.orig_argv:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, sys\nif 'core.running.child' in sys.orig_argv:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     told = subprocess.run(line, cwd=ROOT, env=broken, capture_output=True, text=True, timeout=60, check=False)
     [record] = store.list_runs()
@@ -213,7 +213,7 @@ time.sleep(600)
 @contextmanager
 def hanging_child(store: Store, run_id: str) -> Iterator[psutil.Process]:
     """A run's own process that hangs as soon as it has its device, and of which nobody here takes notice."""
-    line = [sys.executable, "-c", HANGING, "core.child", run_id, str(store.home)]
+    line = [sys.executable, "-c", HANGING, "core.running.child", run_id, str(store.home)]
     process = subprocess.Popen(line, cwd=ROOT)
     try:
         wait_until(lambda: store.get_run(run_id).state == "running" or process.poll() is not None)

@@ -6,9 +6,9 @@ import shlex
 
 import pytest
 
+from core.commands.options import parser
 from core.config import PRESETS, RunConfig, as_command, field_errors, make_config
 from core.errors import ConfigError
-from core.options import parser
 
 
 @pytest.mark.parametrize("preset", PRESETS)

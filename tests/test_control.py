@@ -16,16 +16,16 @@ import torch
 
 from core.analysis.summary import summarise
 from core.charts import chart_specs, figures
+from core.commands.control import control_command
 from core.config import make_config
 from core.control import Wish, check_wish
-from core.control_command import control_command
 from core.errors import ConfigError, StoreError
 from core.events import EpochEnded, Paused, Resumed, StepLogged, Tweaked, TweakRefused
-from core.pulse import PULSE_S
+from core.running.pulse import PULSE_S
+from core.running.trainer import train_run
 from core.schedule import lr_at
 from core.series import RunSeries
 from core.store import Store
-from core.trainer import train_run
 from tests.test_groups import tiny
 from tests.tiny import NoWishes, losses, make_task, run
 

@@ -7,7 +7,7 @@ import re
 import time
 from pathlib import Path
 
-from core.script import script_of
+from core.running.script import script_of
 from core.store import Store
 from tests.browser import chromium_page, dashboard
 from tests.test_browser import POINTS, WAIT_MS, pytestmark

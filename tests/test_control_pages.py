@@ -21,11 +21,11 @@ from core.events import (
     Stuck,
     Tweaked,
 )
-from core.resume import plan_resume
-from core.script import script_of
+from core.running.resume import plan_resume
+from core.running.script import script_of
+from core.running.trainer import train_run
 from core.series import RunSeries
 from core.store import Store
-from core.trainer import train_run
 from tests.test_groups import tiny
 from tests.test_pages import MAIN, add_run, button, open_page, pages_store
 from ui import registry

@@ -16,17 +16,17 @@ from PIL import Image
 from streamlit.testing.v1 import AppTest
 
 from core.config import make_config
-from core.data import figures
 from core.data.dataset import Dataset
-from core.data.preview import first_batch, recipe_in_words, thumbnail
 from core.data.scan import scan
 from core.data.sources import Skipped, open_source
 from core.data.split import Item
 from core.devices.local import CpuDevice
 from core.errors import DataError
 from core.events import ImageLost, Phases, RunEnded, RunPrepared
+from core.output import data_figures as figures
+from core.output.preview import first_batch, recipe_in_words, thumbnail
 from core.setup import prepare
-from core.task import mix_images
+from core.training.task import mix_images
 from tests.test_pages import MAIN, add_run, button, open_page, pages_store
 from ui import data_views, registry
 from ui.scans import ScanJob, ScanKey, Scans
@@ -340,7 +340,7 @@ def test_a_lost_file_has_another_in_its_place(folder, tmp_path):
 
 
 def test_a_batch_too_large_for_a_look_says_so(folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("core.data.preview.MOST_BYTES", 1)
+    monkeypatch.setattr("core.output.preview.MOST_BYTES", 1)
     config = make_config(model="timm/test_resnet", image_size=32, batch_size=8)
     preview = first_batch(scanned(folder, tmp_path), config, 4)
     assert (preview.is_exact, preview.batch_size, len(preview.images)) == (False, 4, 4)

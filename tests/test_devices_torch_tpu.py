@@ -18,8 +18,8 @@ from torch import nn
 
 from core.devices import torch_tpu
 from core.devices.torch_tpu import START, TorchTpuDevice, start, torch_tpu_info
-from core.devices.tpu import TpuFound, trial_start
 from core.errors import DeviceError
+from core.machine.tpu import TpuFound, trial_start
 
 V6E = TpuFound("v6e", 4, 32.0, "PCI bus", nodes=("/dev/vfio/0", "/dev/vfio/1", "/dev/vfio/2", "/dev/vfio/3"))
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from core.devices.tpu import XLA_START, TpuFound, find_tpu, library_problem, trial_start
+from core.machine.tpu import XLA_START, TpuFound, find_tpu, library_problem, trial_start
 
 # as the three platforms set them
 COLAB = {

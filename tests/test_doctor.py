@@ -15,14 +15,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from core import checks, doctor, home_checks, packages
 from core.backup import BackupStatus
 from core.config import make_config
 from core.devices.base import DeviceInfo
-from core.doctor import device, examine
-from core.findings import Finding, Report, by_state
-from core.packages import Mismatch
-from core.product import Product, ask
+from core.health import checks, doctor, home_checks
+from core.health.doctor import device, examine
+from core.health.findings import Finding, Report, by_state
+from core.health.product import Product, ask
+from core.machine import packages
+from core.machine.packages import Mismatch
 from core.store import Store
 from tests.test_devices_tpu import COLAB
 

@@ -13,7 +13,7 @@ from core.data.sampling import class_weights
 from core.errors import TrainingError
 from core.events import EndedEarly, EpochEnded, StepLogged
 from core.metrics import Figures, top_k_correct
-from core.task import Task, mix_images, mixed_loss
+from core.training.task import Task, mix_images, mixed_loss
 from tests.tiny import AugmentedLoader, StopAfter, losses, make_task, run, validate
 
 

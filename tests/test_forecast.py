@@ -11,8 +11,8 @@ from scipy import stats
 from core.analysis.forecast import forecast_for, from_probe, from_runs
 from core.analysis.summary import summarise
 from core.config import make_config
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
 from tests.test_groups import tiny
 
 

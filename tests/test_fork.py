@@ -19,9 +19,9 @@ from core.errors import ModelError, StoreError
 from core.events import RunContinued, Tweaked
 from core.models.build import build_model
 from core.models.from_run import check_weights, find_run_weights, run_of
-from core.script import Scripted, script_in_words, script_of, values_now
+from core.running.script import Scripted, script_in_words, script_of, values_now
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
 from tests.test_control import Asks, wait_for
 from tests.test_groups import tiny
 from tests.tiny import NoWishes, losses, make_task, run

@@ -16,10 +16,10 @@ from core.events import ProgramCompiled
 from core.models.build import build_model
 from core.models.parts import layer_numbers
 from core.optim import build_optimizer, set_lr
+from core.running.trainer import train_run
 from core.store import Store
-from core.task import Task
-from core.trainer import train_run
-from core.tweak import fulfil
+from core.training.task import Task
+from core.training.tweak import fulfil
 from tests.test_groups import tiny
 from tests.tiny import losses, make_task, run
 

@@ -19,7 +19,10 @@ from core.analysis.forecast import forecast_for
 from core.analysis.summary import summarise
 from core.devices.local import CpuDevice
 from core.events import Phases, ProgramCompiled, RangeTested, RunEnded, payload_of
-from core.lr_curve import (
+from core.running.trainer import train_run
+from core.store import Store
+from core.timing import PhaseTimer
+from core.trials.lr_curve import (
     DIVERGED,
     FIRST,
     LAST,
@@ -32,10 +35,7 @@ from core.lr_curve import (
     smooth,
     suggestion_in_words,
 )
-from core.lr_finder import WORK, range_test
-from core.store import Store
-from core.timing import PhaseTimer
-from core.trainer import train_run
+from core.trials.lr_finder import WORK, range_test
 from core.words import lr_in_words
 from core.worker import train_queued
 from tests.browser import CHROMIUM, chromium_page, dashboard

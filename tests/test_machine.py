@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from core.accelerators import gpu_facts
-from core.machine import cpu_limit, cpu_max_mhz, disk_of, environment, load
+from core.machine.accelerators import gpu_facts
+from core.machine.facts import cpu_limit, cpu_max_mhz, disk_of, environment, load
 
 
 class Kernel:

@@ -11,14 +11,14 @@ import pytest
 from PIL import Image
 
 from core.__main__ import main
-from core.analysis.exports import export
 from core.config import make_config
-from core.data import figures
 from core.data.dataset import Dataset
 from core.data.split import Item
 from core.events import Phases, RunEnded
+from core.output import data_figures as figures
+from core.output.exports import export
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
 from core.words import escaped, visible
 from tests.browser import chromium_page, dashboard
 from tests.test_groups import tiny

@@ -13,7 +13,7 @@ from streamlit.testing.v1 import AppTest
 from core.config import RunConfig, make_config
 from core.devices.base import DeviceInfo
 from core.events import EpochEnded, HostFallback, Phases, ProgramCompiled, RunEnded, RunPrepared, StepLogged
-from core.pulse import Pulse
+from core.running.pulse import Pulse
 from core.store import Store
 from ui import registry
 from ui.forms import device_caption

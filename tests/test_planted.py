@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 
 import core.engine
-import core.saver
+import core.training.saver
 from core.analysis.diagnosis import diagnose
 from core.analysis.repeats import group_of
 from core.analysis.spread import diagnose_group
 from core.analysis.summary import summarise
 from core.config import make_config
 from core.data.loader import BatchLoader
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
 
 TINY = {"threads": 1, "model": "timm/test_resnet", "weights": "none", "image_size": 32, "epochs": 3, "log_every": 1}
 TOLERANCE = 0.05
@@ -101,7 +101,7 @@ def test_a_data_source_that_sleeps(store: Store, pictures: Path, plain: dict, mo
 
 
 def test_a_slow_disk_for_checkpoints(store: Store, pictures: Path, plain: dict, monkeypatch: pytest.MonkeyPatch):
-    with planted_in(monkeypatch, core.saver, "save_checkpoint", 0.5) as planted:
+    with planted_in(monkeypatch, core.training.saver, "save_checkpoint", 0.5) as planted:
         found = trained(store, pictures)
     assert_carried(planted, found, plain, "checkpoint_s")
     assert diagnose(found)[0].rule == "checkpoint"

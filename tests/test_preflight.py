@@ -12,7 +12,7 @@ from torch.nn import functional
 from core.devices import Device, open_device
 from core.errors import ModelError
 from core.models.on_xla import mend_for_xla
-from core.preflight import ONLY_OFF_TPU, preflight
+from core.training.preflight import ONLY_OFF_TPU, preflight
 from tests.tiny import Apply
 
 

@@ -15,13 +15,10 @@ from core.__main__ import main
 from core.analysis.comparison import compare
 from core.analysis.repeats import group_of
 from core.analysis.summary import summarise
-from core.burial import last_words, log_head, log_of, oom_kills
 from core.config import make_config
 from core.errors import StoreError
 from core.events import MachineSampled, StepLogged
-from core.records import PlannedRun
-from core.store import Store
-from core.waiting import (
+from core.running.waiting import (
     COMPARED,
     DEFAULT_GIB,
     NEXT,
@@ -34,6 +31,9 @@ from core.waiting import (
     look_at,
     take_out,
 )
+from core.storage.burial import last_words, log_head, log_of, oom_kills
+from core.storage.records import PlannedRun
+from core.store import Store
 from tests.test_pages import add_run, button, open_page, pages_store
 
 pytestmark = pytest.mark.long

@@ -22,11 +22,11 @@ from core.devices import DeviceInfo, open_device
 from core.devices.ranks import count_processes
 from core.errors import DeviceError
 from core.events import EpochEnded, PhaseChanged, RunPrepared
-from core.launch import LOG_TAIL, Job, Launch, train_in_processes
-from core.machine import cpu_name
-from core.memory import memory_full
+from core.machine.facts import cpu_name
+from core.running.launch import LOG_TAIL, Job, Launch, train_in_processes
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
+from core.trials.memory import memory_full
 from tests.rank_cases import results
 from tests.tiny import make_task, stop_once_it_trains
 
@@ -179,7 +179,7 @@ def test_no_batch_size_is_tried_where_other_processes_would_have_to_take_the_ste
 ):
     task = make_task(batch_size=8)
     task.device.count = task.device.num_processes = 2
-    monkeypatch.setattr("core.memory.fitting_batch", lambda *_: pytest.fail("a step was taken"))
+    monkeypatch.setattr("core.trials.memory.fitting_batch", lambda *_: pytest.fail("a step was taken"))
     assert "4 may fit" in memory_full(task, 8, 8).fix
 
 
@@ -236,7 +236,7 @@ def test_a_stop_reaches_the_first_process(doubles):
 
 
 def test_a_stop_before_anything_began_ends_it_all(doubles, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("core.launch.STOP_S", 0.2)
+    monkeypatch.setattr("core.running.launch.STOP_S", 0.2)
     ended, events = doubles("never_begin", should_stop=lambda: True)
     assert (ended.state, events) == ("stopped", [])
     assert ended.phases.setup_s + ended.phases.other_s == pytest.approx(ended.total_s)
@@ -244,7 +244,7 @@ def test_a_stop_before_anything_began_ends_it_all(doubles, monkeypatch: pytest.M
 
 def test_the_failure_of_one_ends_all_and_is_what_is_told(doubles, monkeypatch: pytest.MonkeyPatch):
     for limit in ("TELL_S", "LEAVE_S"):
-        monkeypatch.setattr(f"core.launch.{limit}", 0.5)
+        monkeypatch.setattr(f"core.running.launch.{limit}", 0.5)
     ended, _ = doubles("fail")
     assert (ended.state, ended.reason) == ("failed", "the second's own")
 
@@ -260,7 +260,7 @@ def test_processes_do_not_outlive_the_one_that_launched_them(tmp_path: Path):
 import sys, time
 from pathlib import Path
 from core.config import make_config
-from core.launch import LOG_TAIL, Job, Launch, train_in_processes
+from core.running.launch import LOG_TAIL, Job, Launch, train_in_processes
 Launch._command = lambda self, folder: [sys.executable, "-m", "tests.ranks_double", str(folder), "2"]
 job = Job(make_config(data="stop"), "cpu", Path(), Path(), threads=1)
 train_in_processes(job, 2, emit=print, should_stop=lambda: False, started=time.perf_counter())

@@ -17,9 +17,9 @@ from core.analysis.tables import as_csv, as_parquet, run_tables
 from core.config import make_config
 from core.errors import StoreError
 from core.events import StepLogged
-from core.report import group_html, run_html
+from core.output.report import group_html, run_html
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
 from tests.browser import CHROMIUM, chromium_page
 from tests.test_timing_charts import TINY, write_pictures
 

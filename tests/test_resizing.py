@@ -17,11 +17,11 @@ from core.errors import ConfigError, ModelError
 from core.events import ProgramCompiled
 from core.models.build import build_model
 from core.models.parts import check_sizes
+from core.running.trainer import train_run
 from core.schedule import image_size_at, smaller_sizes
 from core.store import Store
-from core.task import shapes_of
-from core.trainer import train_run
-from core.tweak import fulfil
+from core.training.task import shapes_of
+from core.training.tweak import fulfil
 from tests.test_data_loader import ArrayImages, noise
 from tests.test_groups import tiny
 from tests.tiny import make_task

@@ -14,10 +14,10 @@ from safetensors.torch import load_file
 from core.analysis.summary import summarise
 from core.errors import ConfigError, DataError, StoreError
 from core.events import StepLogged
-from core.resume import plan_resume, resume
-from core.state import read_state, state_files
+from core.running.resume import plan_resume, resume
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
+from core.training.state import read_state, state_files
 from tests.test_groups import tiny
 
 ROOT = Path(__file__).parents[1]

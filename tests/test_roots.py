@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from core.browser.roots import ROOTS_VARIABLE, Roots, roots_of
 from core.config import make_config
 from core.data import public
 from core.data.download import fetch
 from core.errors import DataError, PathError
 from core.groups import plan_group
-from core.resume import plan_resume, resume
-from core.roots import ROOTS_VARIABLE, Roots, roots_of
+from core.running.resume import plan_resume, resume
 from core.store import Store
 from tests.test_data_page import key_of
 from tests.test_groups import tiny

@@ -14,7 +14,7 @@ import pytest
 
 from core import runtime
 from core.errors import AppError
-from core.packages import PIP, WHEELS, Mismatch, fits, installed, mismatches, needed
+from core.machine.packages import PIP, WHEELS, Mismatch, fits, installed, mismatches, needed
 from core.runtime import Plan, carry_out, find_runtime, main, plan
 
 ROOT = Path(__file__).parents[1]
@@ -173,7 +173,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         return subprocess.run([sys.executable, "-m", "pip", "--python", python, *words], env=environ, **options)
 
     def versions() -> dict[str, str]:
-        code = "from core.packages import installed; print(installed())"
+        code = "from core.machine.packages import installed; print(installed())"
         done = subprocess.run([python, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
         told: dict[str, str] = eval(done.stdout)
         return {name: told[name] for name in ("torch", "torchvision", "timm") if name in told}

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core import step_blocks
-from core.analysis.exports import export
 from core.analysis.summary import list_rows, summarise
 from core.charts import figures
 from core.events import PhaseChanged, StepLogged, payload_of
+from core.output.exports import export
 from core.series import RunSeries
-from core.step_blocks import COLUMNS
+from core.storage import step_blocks
+from core.storage.step_blocks import COLUMNS
 from core.store import Store
 from tests.browser import dashboard
 from tests.long_runs import ServerTime, add_steps, begin, ended, epoch_ended, long_run, many_runs, step, tell

@@ -332,7 +332,7 @@ def test_its_help_names_every_option(capsys: pytest.CaptureFixture[str]):
 
 def test_the_container_starts_what_the_command_line_knows():
     """Docker can't be run here: its recipe is read, and what it runs and copies is there."""
-    from core.options import parser
+    from core.commands.options import parser
 
     lines = [line for line in (ROOT / "Dockerfile").read_text().splitlines() if line and not line.startswith("#")]
     [entry] = [json.loads(line.removeprefix("ENTRYPOINT ")) for line in lines if line.startswith("ENTRYPOINT ")]

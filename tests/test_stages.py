@@ -16,13 +16,13 @@ from core.errors import ConfigError
 from core.events import ProgramCompiled, StageBegan
 from core.groups import plan_group
 from core.models.parts import set_train_mode
+from core.running.trainer import train_run
 from core.schedule import changes_at
 from core.series import RunSeries
 from core.stages import Stage, parse_stages, stages_in_text, trainable_at, widest
-from core.state import read_state
 from core.store import Store
-from core.task import Task
-from core.trainer import train_run
+from core.training.state import read_state
+from core.training.task import Task
 from tests.test_diagnosis import a_run, compiled, find, program
 from tests.test_groups import tiny
 from tests.test_resume import BASE, assert_equal, go_on, train

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from core.devices.executions import ExecutionWatch
-from core.step_times import StepTimes
+from core.training.step_times import StepTimes
 
 
 def test_quantiles_are_off_by_half_a_percent_at_most():

@@ -20,11 +20,11 @@ from core.data.cache import PackedImages
 from core.devices.local import CpuDevice
 from core.errors import StoreWriteError
 from core.events import PhaseChanged, ProgressMade, StepLogged, Stuck, Tweaked
-from core.state import read_state, state_files
+from core.machine.telemetry import Telemetry
+from core.running.stuck import KNOWN, LOOK_S, STUCK_S, STUCK_TIMES, StuckWatch
+from core.running.trainer import train_run
 from core.store import Store
-from core.stuck import KNOWN, LOOK_S, STUCK_S, STUCK_TIMES, StuckWatch
-from core.telemetry import Telemetry
-from core.trainer import train_run
+from core.training.state import read_state, state_files
 from core.worker import Worker, train_queued
 from tests.soak import soak
 from tests.survive_cases import Commands, FullDisk, Told, compared, locked, make_pictures, tiny
@@ -239,7 +239,7 @@ class SmallDevice(CpuDevice):
 def test_a_gpu_without_room_fails_the_run_in_words_and_the_proposed_batch_trains(
     store: Store, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("core.trainer.open_device", lambda kind, home: SmallDevice())
+    monkeypatch.setattr("core.running.trainer.open_device", lambda kind, home: SmallDevice())
     failed = store.create_run(tiny(pictures, batch_size=16))
     assert train_run(store, failed) == "failed"
     summary = summarise(store, failed)
@@ -381,7 +381,7 @@ class Asks:
 @pytest.fixture
 def asked_run(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], str]:
     """Makes runs that emit all that a run on the CPU may."""
-    monkeypatch.setattr("core.trainer.Telemetry", partial(Telemetry, interval_s=0.02))
+    monkeypatch.setattr("core.running.trainer.Telemetry", partial(Telemetry, interval_s=0.02))
     pictures = make_pictures(tmp_path / "pictures", train=12, val=6)
     script = [{"step": 2, "what": "lr", "value": 1e-4}]
     # epochs go on until one is no better, and packing anew is told
@@ -510,7 +510,7 @@ def test_a_process_that_stood_still_itself_is_not_stuck():
 def test_a_step_that_blocks_is_noticed_and_over_with_the_next_one(
     store: Store, pictures: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("core.stuck.STUCK_S", 0.5)
+    monkeypatch.setattr("core.running.stuck.STUCK_S", 0.5)
     held: list[float] = []
 
     def hold() -> None:

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from core.errors import DeviceError
-from core.resume import plan_resume
-from core.state import state_files
+from core.running.resume import plan_resume
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
+from core.training.state import state_files
 from tests.survive_cases import ROOT, make_pictures, tiny, words_of
 
 pytestmark = pytest.mark.long

@@ -15,16 +15,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from core import saver
 from core import store as store_module
 from core.data.cache import Fit, PackedImages
 from core.data.images import decode
 from core.errors import CheckpointError
 from core.events import PhaseChanged
-from core.resume import plan_resume, resume
-from core.state import read_state, state_files
+from core.running.resume import plan_resume, resume
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
+from core.training import saver
+from core.training.state import read_state, state_files
 from tests.long_runs import begin, ended, step, tell
 from tests.survive_cases import make_pictures, tiny
 

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-import core.sweep
+import core.trials.sweep
 from core.devices import open_device
 from core.models.build import build_model
 from core.models.catalogue import families
-from core.sweep import Children, read_trials, summary, sweep, table
-from core.trial import Trial, take_steps, try_on_device, zero_dropout
+from core.trials.sweep import Children, read_trials, summary, sweep, table
+from core.trials.trial import Trial, take_steps, try_on_device, zero_dropout
 
 ROOT = Path(__file__).parents[1]
 
-# answers as core.trial does, and does what the family's name says
+# answers as core.trials.trial does, and does what the family's name says
 CHILD = """
 import json, os, sys, time
 for line in sys.stdin:
@@ -58,7 +58,7 @@ def test_a_hang_ends_at_the_limit():
 
 
 def test_a_child_is_replaced_before_programs_fill_the_memory(children: Children, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(core.sweep, "TRIALS_A_CHILD", 2)
+    monkeypatch.setattr(core.trials.sweep, "TRIALS_A_CHILD", 2)
     first, second, third = (children.ask("good").compiles for _ in range(3))
     assert first == second != third
 
@@ -121,7 +121,7 @@ def test_a_broken_off_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             asked.append(family)
             return Trial(family, cpu_losses=[1.0], device_losses=[1.0])
 
-    monkeypatch.setattr(core.sweep, "Children", Answers)
+    monkeypatch.setattr(core.trials.sweep, "Children", Answers)
     report = tmp_path / "models.md"
     with pytest.raises(KeyboardInterrupt):
         sweep("cpu", search="torchvision/m", report=report)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from core import doctor
-from core.findings import Finding, Report, by_state
+from core.health import doctor
+from core.health.findings import Finding, Report, by_state
 from core.store import Store
 from tests.browser import CHROMIUM, chromium_page, dashboard
 from tests.test_control_browser import shoot

@@ -13,10 +13,10 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from core.accelerators import find_card
 from core.config import make_config
 from core.events import MachineSampled, payload_of
-from core.telemetry import Telemetry, summary_of
+from core.machine.accelerators import find_card
+from core.machine.telemetry import Telemetry, summary_of
 
 CORES = psutil.cpu_count()
 BURN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"

@@ -21,11 +21,11 @@ from core.analysis.statistics import describe
 from core.analysis.summary import summarise
 from core.config import make_config
 from core.events import MachineSampled, Phases
-from core.group_charts import phases_by_repeat, ratios_figure, repeats_figure
-from core.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
+from core.output.group_charts import phases_by_repeat, ratios_figure, repeats_figure
+from core.output.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
+from core.output.timing_charts import MOST_POINTS, machine_figure, phases_by_epoch, setup_figure, step_histogram
+from core.running.trainer import train_run
 from core.store import Store
-from core.timing_charts import MOST_POINTS, machine_figure, phases_by_epoch, setup_figure, step_histogram
-from core.trainer import train_run
 from tests.browser import CHROMIUM, chromium_page
 
 HAS_CHROMIUM = Path(CHROMIUM).exists()

@@ -13,8 +13,8 @@ from streamlit.testing.v1 import AppTest
 from core.analysis.article import ARTICLE
 from core.config import make_config
 from core.groups import plan_group, run_group, varied
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
 from core.worker import Worker
 from tests.browser import CHROMIUM, chromium_page, dashboard
 from tests.test_groups import tiny

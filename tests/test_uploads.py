@@ -22,11 +22,11 @@ import pytest
 from PIL import Image
 from streamlit.testing.v1 import AppTest
 
+from core.browser.shelf import SIZE_VARIABLE, Limits, UploadError, limits_here, safe_name
+from core.browser.uploads import INCOMING, Incoming, Uploads
 from core.config import make_config
 from core.data.scan import scan
 from core.data.sources import open_source
-from core.shelf import SIZE_VARIABLE, Limits, UploadError, limits_here, safe_name
-from core.uploads import INCOMING, Incoming, Uploads
 from tests.browser import ROOT, Dashboard, chromium_page, dashboard
 from tests.test_pages import MAIN, pages_store
 from ui import registry
@@ -260,7 +260,7 @@ def test_an_hour_without_a_byte_ends_it(tmp_path):
 
 def test_what_a_killed_process_left_goes_at_the_next_start_and_what_another_receives_stays(uploads, tmp_path):
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom core.uploads import Uploads, Limits\n"
+        "import os, sys\nfrom pathlib import Path\nfrom core.browser.uploads import Uploads, Limits\n"
         "uploads = Uploads(Path(sys.argv[1]), Limits(free_bytes=0))\n"
         "upload = uploads.begin('a.zip', 10)\nuploads.write(upload, uploads.take_turn(upload, 0, 4), b'abcd')\n"
         "os.kill(os.getpid(), 9)\n"
@@ -277,7 +277,7 @@ def test_a_disk_that_becomes_full_is_told_and_gets_its_space_back(tmp_path):
     """In a disk of 8 MiB that only this test's child sees."""
     program = (
         "import json, shutil, sys\nfrom pathlib import Path\n"
-        "from core.uploads import Uploads, Limits, UploadError\n"
+        "from core.browser.uploads import Uploads, Limits, UploadError\n"
         "home = Path(sys.argv[1])\nuploads = Uploads(home, Limits(free_bytes=0))\n"
         "upload = uploads.begin('a.zip', 7 * 2**20)\n"
         "(home / 'other').write_bytes(b'x' * 5 * 2**20)\nsaid = ''\n"

@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 from core.analysis.summary import summarise
 from core.checkpoint import read_about
 from core.config import make_config
-from core.state import read_state
+from core.running.trainer import train_run
 from core.store import Store
-from core.trainer import train_run
+from core.training.state import read_state
 from core.worker import Worker
 from tests.tiny import stop_once_it_trains
 
@@ -111,7 +111,7 @@ def test_an_exception_is_kept_with_its_traceback(store: Store, pictures: Path, m
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("out of paper\nsecond line")
 
-    monkeypatch.setattr("core.trainer.fit", broken)
+    monkeypatch.setattr("core.running.trainer.fit", broken)
     summary = train(store, data=str(pictures))
     assert (summary["state"], summary["reason"]) == ("failed", "RuntimeError: out of paper")
     assert "in broken" in store.events(summary["run_id"], kinds=["RunEnded"])[-1].payload["traceback"]

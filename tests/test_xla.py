@@ -14,7 +14,6 @@ import torch
 
 from core.__main__ import main
 from core.analysis.summary import summarise
-from core.compiles import CompileWatch
 from core.config import make_config
 from core.data.augment import Recipe
 from core.devices import open_device
@@ -23,9 +22,10 @@ from core.engine import evaluate
 from core.events import ProgramCompiled
 from core.metrics import Sums
 from core.predict import Predictor
+from core.running.trainer import train_run
 from core.store import Store
-from core.task import place_parts, train_step
-from core.trainer import train_run
+from core.training.compiles import CompileWatch
+from core.training.task import place_parts, train_step
 from tests.tiny import AugmentedLoader, losses, make_task, run, validate
 
 pytestmark = pytest.mark.xla

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from core.compiles import CompileWatch
 from core.config import make_config
 from core.data.augment import Mix, Recipe, augment_pixels
 from core.data.loader import PADDING_LABEL
 from core.devices import open_device
-from core.ema import Ema
 from core.engine import evaluate, fit
 from core.events import StepLogged
 from core.optim import build_optimizer
+from core.running.trainer import train_run
 from core.store import Store
-from core.task import Task
 from core.timing import PhaseTimer
-from core.trainer import train_run
+from core.training.compiles import CompileWatch
+from core.training.ema import Ema
+from core.training.task import Task
 
 
 class TickClock:

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from core.findings import Report
+    from core.health.findings import Report
     from core.store import Store
 
 _log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class Checkup:
     def run(self, store: Store) -> None:
         """Look, in the calling thread."""
         # this brings torch, which the page that asks need not wait for
-        from core.doctor import examine
+        from core.health.doctor import examine
 
         try:
             self.report = examine(store.home, store, self._tell)

@@ -10,8 +10,8 @@ import streamlit as st
 from core.config import RunConfig
 from core.control import Wish, check_wish
 from core.errors import AppError
-from core.records import RunRecord
-from core.script import values_now
+from core.running.script import values_now
+from core.storage.records import RunRecord
 from ui.registry import services
 from ui.words import escaped
 

@@ -10,11 +10,11 @@ import pandas as pd
 import streamlit as st
 
 from core.config import RunConfig, field_errors
-from core.data import figures
 from core.data.dataset import FEW_IMAGES, SKIP_WORDS, Dataset
 from core.data.split import Item
 from core.errors import AppError
 from core.events import progress_in_words
+from core.output import data_figures as figures
 from ui import forms
 from ui.scans import ScanJob, ScanKey
 from ui.words import escaped
@@ -179,7 +179,7 @@ def _sample(split: str, item: Item, class_name: str) -> None:
 
 @st.cache_data(max_entries=2000, show_spinner=False)
 def _thumbnail(digest: str, _path: str) -> bytes:
-    from core.data.preview import thumbnail
+    from core.output.preview import thumbnail
 
     return thumbnail(Path(_path), THUMBNAIL)
 
@@ -205,7 +205,7 @@ def image_sizes(job: ScanJob) -> None:
 
 def training_batch(job: ScanJob) -> None:
     """The first batch of the run that the form describes, after a press."""
-    from core.data.preview import SHOWN, as_image, first_batch, recipe_in_words
+    from core.output.preview import SHOWN, as_image, first_batch, recipe_in_words
 
     assert job.dataset is not None
     values = forms.values()

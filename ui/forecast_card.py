@@ -13,7 +13,7 @@ from core.config import RunConfig
 from core.devices import resolve_kind
 from core.errors import AppError
 from core.events import ForecastMade
-from core.records import RunRecord
+from core.storage.records import RunRecord
 from core.words import forecast_in_words
 from ui.probes import follow_probe, start_probe
 from ui.registry import services

@@ -8,7 +8,7 @@ from typing import Any
 import streamlit as st
 
 from core.errors import StoreError
-from core.records import RunRecord
+from core.storage.records import RunRecord
 from core.words import tweak_in_words
 from ui.control_panel import abort_button, go_on_button, stop_button
 from ui.registry import services

@@ -17,7 +17,7 @@ from core.devices import list_devices, resolve_kind
 from core.devices.xla import wants_tpu
 from core.errors import AppError
 from core.groups import plan_group, varied
-from core.records import PlannedRun
+from core.storage.records import PlannedRun
 from core.words import counted, time_in_words
 from ui import forms, origin
 from ui.forecast_card import forecast_of, newest_state

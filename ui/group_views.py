@@ -16,7 +16,7 @@ from core.analysis.comparison import MEASURES, TIME_TO_ACCURACY, fastest_label
 from core.analysis.repeats import RunGroup
 from core.analysis.statistics import MIN_REPEATS
 from core.errors import AppError, StoreError
-from core.records import ACTIVE_STATES, GroupRecord
+from core.storage.records import ACTIVE_STATES, GroupRecord
 from core.words import counted, time_in_words
 from ui.registry import services
 from ui.words import STATE_WORDS, escaped, phase_in_words

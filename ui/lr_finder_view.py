@@ -6,9 +6,9 @@ import streamlit as st
 
 from core.analysis.summary import summarise
 from core.config import RunConfig
-from core.lr_curve import range_figure, same_test, suggestion_in_words
-from core.lr_finder import WORK
-from core.records import RunRecord
+from core.storage.records import RunRecord
+from core.trials.lr_curve import range_figure, same_test, suggestion_in_words
+from core.trials.lr_finder import WORK
 from core.words import lr_in_words
 from ui import forms
 from ui.probes import follow_probe, start_probe

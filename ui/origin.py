@@ -10,7 +10,7 @@ import streamlit as st
 
 from core.config import RunConfig, as_command
 from core.errors import AppError
-from core.script import changes_counted, script_in_words
+from core.running.script import changes_counted, script_in_words
 from core.store import Store
 from ui import forms
 from ui.registry import services

@@ -7,8 +7,8 @@ from typing import Any
 import streamlit as st
 
 from core.errors import AppError
-from core.records import RunRecord
-from core.waiting import Entry, entries_of, take_out
+from core.running.waiting import Entry, entries_of, take_out
+from core.storage.records import RunRecord
 from core.words import counted
 from ui.registry import services
 from ui.words import escaped, phase_in_words

@@ -21,11 +21,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from core.backup import Backup, default_backup, prepare, tell_on_stderr, warn_of_home
+from core.browser.roots import Roots, roots_of
+from core.browser.uploads import Uploads
 from core.errors import AppError, StoreError, StoreWriteError
-from core.roots import Roots, roots_of
 from core.series import RunSeries
 from core.store import Store, default_home
-from core.uploads import Uploads
 from ui.checkups import Checkups
 from ui.scans import Scans
 

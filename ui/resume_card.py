@@ -8,8 +8,8 @@ import streamlit as st
 
 from core.config import RunConfig
 from core.errors import AppError, StoreError
-from core.records import RunRecord
-from core.script import changes_counted
+from core.running.script import changes_counted
+from core.storage.records import RunRecord
 from ui.control_panel import present_values
 from ui.registry import services
 from ui.words import escaped
@@ -27,7 +27,7 @@ def resume_card(run: RunRecord) -> None:
 
 
 def _card(run_id: str) -> None:
-    from core.resume import plan_resume, resume
+    from core.running.resume import plan_resume, resume
 
     store = services().store
     try:

@@ -12,10 +12,10 @@ from core import charts
 from core.analysis.summary import EPOCH_TITLES
 from core.config import RunConfig
 from core.data.dataset import SKIP_WORDS
-from core.data.figures import SPLIT_WORDS
 from core.errors import AppError, StoreError
-from core.records import RunRecord
-from core.script import changes_counted, script_of
+from core.output.data_figures import SPLIT_WORDS
+from core.running.script import changes_counted, script_of
+from core.storage.records import RunRecord
 from core.words import counted
 from ui import origin
 from ui.data_views import callouts, number_cards

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from core.findings import Finding, Report
+from core.health.findings import Finding, Report
 from core.words import counted, listed
 from ui.checkups import Checkup
 from ui.words import escaped

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 import streamlit as st
 
-from core import timing_charts
 from core.analysis.diagnosis import diagnose
-from core.analysis.exports import TABLES, export
 from core.analysis.findings import Finding
-from core.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
+from core.output import timing_charts
+from core.output.exports import TABLES, export
+from core.output.phases import PHASE_COLOURS, PHASE_HELP, PHASE_TITLES
 from core.words import time_in_words
 from ui.registry import services
 from ui.words import escaped

@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from core.browser.shelf import UploadError
+from core.browser.uploads import Incoming, Uploads
 from core.errors import AppError
-from core.shelf import UploadError
-from core.uploads import Incoming, Uploads
 from ui.registry import services
 
 HEADER, MARK = "x-finetune", "upload"

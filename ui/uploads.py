@@ -7,9 +7,9 @@ from pathlib import Path
 
 import streamlit as st
 
+from core.browser.shelf import UploadError, gib
+from core.browser.uploads import Incoming
 from core.errors import AppError
-from core.shelf import UploadError, gib
-from core.uploads import Incoming
 from ui.registry import services
 from ui.words import escaped
 

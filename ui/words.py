@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from core.events import PHASE_WORDS
-from core.records import RunRecord
+from core.storage.records import RunRecord
 from core.words import escaped as escaped
 from core.words import time_in_words
 

@@ -16,7 +16,7 @@ from core.analysis.repeats import STARTS, Cell, Repeat, RunGroup, usual_epoch_s
 from core.analysis.statistics import ADVISED_REPEATS, MIN_REPEATS, Description, Ratio, describe, ratio_of_means
 from core.errors import ConfigError
 from core.events import Phases
-from core.records import ENDED_STATES
+from core.storage.records import ENDED_STATES
 from core.words import counted, escaped, phase_in_words
 
 TIME_TO_ACCURACY = "time_to_accuracy_s"

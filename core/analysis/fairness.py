@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from core.analysis.repeats import Cell, Repeat, config_of, start_of, text_of
 from core.analysis.statistics import ADVISED_REPEATS, MIN_REPEATS
-from core.records import ENDED_STATES
+from core.storage.records import ENDED_STATES
 from core.words import counted
 
 _FACTS = ("torch", "torchvision", "torch_xla", "timm", "threads", "precision", "matmul_precision")

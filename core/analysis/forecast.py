@@ -13,8 +13,8 @@ from core.analysis.findings import RunFacts
 from core.analysis.summary import summarise
 from core.config import RunConfig
 from core.events import ForecastMade
-from core.records import RunRecord
 from core.schedule import changes_between_epochs
+from core.storage.records import RunRecord
 from core.store import Store
 
 SAME_DATA = ("data", "val_percent", "val_duplicates")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.analysis.article import ARTICLE
 from core.analysis.repeats import RunGroup, group_of
 from core.analysis.summary import summarise
-from core.records import GroupRecord
+from core.storage.records import GroupRecord
 from core.store import Store
 
 

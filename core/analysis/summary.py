@@ -11,12 +11,12 @@ from typing import Any
 
 from core.config import AUTO
 from core.events import Phases
-from core.records import RunRecord, StoredEvent
+from core.machine.telemetry import summary_of
 from core.series import best_index, finite
-from core.step_blocks import Columns
-from core.step_times import StepTimes
+from core.storage.records import RunRecord, StoredEvent
+from core.storage.step_blocks import Columns
 from core.store import Store
-from core.telemetry import summary_of
+from core.training.step_times import StepTimes
 
 EPOCH_KEYS = (
     "epoch",

@@ -102,7 +102,7 @@ def prepare(
 
 def warn_of_home(home: Path, tell: Callable[[str], None] = tell_on_stderr) -> None:
     """Say where a home lies on a network's disk, which databases and training are not made for."""
-    from core.machine import disk_of
+    from core.machine.facts import disk_of
 
     if disk_of(home)["kind"] == "network":
         tell(

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from core.backup.copying import Tick, digest, read_json, write_json
 from core.backup.layout import STORE
 from core.errors import BackupError
-from core.records import ACTIVE_STATES
+from core.storage.records import ACTIVE_STATES
 
 OWN = "backup"
 """Folder in the home that holds what backups note down."""

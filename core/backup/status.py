@@ -9,7 +9,7 @@ from pathlib import Path
 
 from core.backup.copying import read_json, write_json
 from core.backup.source import OWN
-from core.records import process_lives, process_start
+from core.storage.records import process_lives, process_start
 
 _NAME = "status.json"
 

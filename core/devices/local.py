@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from core.devices.base import DeviceInfo, Fetch, HostWatch, StepTime, StepWatch
 from core.errors import DeviceError
-from core.machine import cpu_name, memory_gib
+from core.machine.facts import cpu_name, memory_gib
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "adam": torch.optim.Adam,

@@ -18,8 +18,8 @@ from torch import nn
 
 from core.devices.base import DeviceInfo
 from core.devices.local import LocalDevice
-from core.devices.tpu import TpuFound, find_tpu, library_problem, trial_start
 from core.errors import DeviceError
+from core.machine.tpu import TpuFound, find_tpu, library_problem, trial_start
 
 _MATMUL = {
     "default": ("medium", "bf16"),

@@ -24,9 +24,9 @@ from core.devices.batchnorm import unbias_running_variance
 from core.devices.executions import Executions, ExecutionWatch
 from core.devices.fair_lock import FairLock
 from core.devices.scalars import apart
-from core.devices.tpu import find_tpu, library_problem, trial_start
 from core.errors import DeviceError
-from core.machine import cpu_name, memory_gib
+from core.machine.facts import cpu_name, memory_gib
+from core.machine.tpu import find_tpu, library_problem, trial_start
 
 XLA_LOCK = FairLock()
 """Held for a training step, an evaluation step, a prediction, and whatever else touches an XLA tensor."""

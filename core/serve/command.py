@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from core.browser.roots import ROOTS_VARIABLE
 from core.errors import ServeError
-from core.packages import mismatches
-from core.roots import ROOTS_VARIABLE
+from core.machine.packages import mismatches
 from core.runtime import find_runtime
 from core.serve.knock import TOKEN_VARIABLE
 from core.serve.launcher import Launcher, new_home

@@ -1,0 +1,1 @@
+"""What a browser may name and send."""

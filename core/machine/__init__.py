@@ -1,0 +1,1 @@
+"""What this machine is, what it has and what it does meanwhile."""

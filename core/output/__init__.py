@@ -1,0 +1,1 @@
+"""What was measured, to look at and to take away: figures, tables and reports."""

@@ -1,0 +1,1 @@
+"""What lies in the run store, and how it gets there and back."""

@@ -1,0 +1,1 @@
+"""What is tried before a run: learning rates, batch sizes, a few steps, a step of every model."""
