@@ -160,9 +160,12 @@ def train_epoch(
                 _keep(keeper, timer, emit, at, index, state)
             if pauses and not left_as:
                 _pause(log, timer, emit, control, at)
-                # asked for while it stood still
-                if control.should_pause() and control.should_free() and not control.should_stop():
+                # asked for while it stood still; all processes of a run ask alike
+                if control.should_stop():
+                    left_as = "stopped"
+                elif control.should_pause() and control.should_free():
                     left_as = "paused"
+                if left_as and not control.is_aborted():
                     _keep(keeper, timer, emit, at, index, state)
             if left_as:
                 break

@@ -18,11 +18,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.errors import AppError
+from core.machine import tpu
 from core.machine.packages import (
     COMMON,
     MATCHED,
@@ -99,9 +99,9 @@ def find_runtime(
         which: as `shutil.which`.
         has_module: whether a module can be imported.
     """
-    tpu = (find_tpu or tpu_module().find_tpu)()
+    found = (find_tpu or tpu.find_tpu)()
     gpus = proc / "driver" / "nvidia" / "gpus"
-    if tpu is not None:
+    if found is not None:
         kind = "tpu"
     elif which("nvidia-smi") or (gpus.is_dir() and any(gpus.iterdir())):
         kind = "gpu"
@@ -111,19 +111,7 @@ def find_runtime(
         place = "colab"
     else:
         place = "kaggle" if "KAGGLE_KERNEL_RUN_TYPE" in environ else "plain"
-    return Runtime(kind, place, tpu.problem if tpu is not None else "")
-
-
-@cache
-def tpu_module() -> Any:
-    """`core.machine.tpu`, without the package around it, which needs torch."""
-    spec = importlib.util.spec_from_file_location("_finetune_tpu", ROOT / "core" / "machine" / "tpu.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    # its dataclasses look for their module there
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return Runtime(kind, place, found.problem if found is not None else "")
 
 
 def _has_module(name: str) -> bool:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from core.analysis.summary import summarise
 from core.errors import ConfigError, DataError, StoreError
-from core.events import StepLogged
+from core.events import Paused, StepLogged
 from core.running.resume import plan_resume, resume
 from core.running.trainer import train_run
 from core.store import Store
@@ -187,6 +187,34 @@ def test_a_pause_that_frees_the_device_lets_another_run_in_and_changes_nothing(s
     assert_equal(store, whole, broken)
     ended = [event.payload["state"] for event in store.events(broken, kinds=["RunEnded"])]
     assert ended == ["paused", "finished"]
+
+
+@pytest.mark.parametrize(("then", "state"), [("stop", "stopped"), ("free", "paused"), ("abort", "stopped")])
+def test_what_is_asked_of_a_run_that_stands_still_is_done_before_another_step(
+    store: Store, pictures: Path, then: str, state: str
+):
+    config = tiny(pictures, **BASE)
+    whole, broken = store.create_run(config), store.create_run(config)
+    train(store, whole)
+
+    def ask(event) -> None:
+        if isinstance(event, StepLogged) and event.step == 8:
+            pulses[0]._heed("pause", {})
+        elif isinstance(event, Paused):
+            pulses[0]._heed("pause" if then == "free" else then, {"free": True})
+
+    pulses: list = []
+    assert train_run(store, broken, on_event=ask, on_pulse=pulses.append) == state
+    stood_at = store.events(broken, kinds=["Paused"])[0].payload["step"]
+    kept = read_state(store.run_folder(broken))
+    # an abort keeps nothing: what was kept is of the epoch before
+    assert kept is not None and kept.position.step == (5 if then == "abort" else stood_at)
+    if then == "free":
+        store.request(broken, "resume")
+        assert train(store, broken) == "finished"
+    else:
+        assert go_on(store, broken) == "finished"
+    assert_equal(store, whole, broken)
 
 
 def test_time_of_all_parts_adds_up_and_an_epoch_in_two_parts_has_all_of_its_time(store: Store, pictures: Path):

@@ -205,8 +205,9 @@ def _home_folder(home: Path) -> list[Finding]:
 
 
 def _tpu() -> list[Finding]:
-    module = runtime.tpu_module()
-    return checks.tpu(module.find_tpu(), module.library_problem())
+    from core.machine.tpu import find_tpu, library_problem
+
+    return checks.tpu(find_tpu(), library_problem())
 
 
 def _backup(home: Path, place: str) -> list[Finding]:
