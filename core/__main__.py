@@ -167,11 +167,14 @@ def _train_here(
     run_id: str,
     epochs: int,
     told: Callable[[dict[str, Any]], tuple[dict[str, Any], list[str]]] | None = None,
+    *,
+    stays_queued: bool = False,
 ) -> int:
     """Train a run that is queued for this process, and print what it came to.
 
     Args:
         told: the JSON object and the lines to print, from the run's summary; as `run` prints it where None.
+        stays_queued: where its device is not free, rather than that it is stopped.
     """
     from core.analysis.summary import summarise
     from core.commands.progress import ProgressBar
@@ -182,7 +185,8 @@ def _train_here(
         with stop_on_interrupt() as is_interrupted, ProgressBar(epochs) as bar:
             state = train_queued(store, run_id, on_event=bar.follow, should_stop=is_interrupted)
         if state is None:
-            store.request(run_id, "stop")
+            if not stays_queued:
+                store.request(run_id, "stop")
             device = store.get_run(run_id).config.device
             raise ConfigError(f"Another run holds device {device}.", fix="Wait for it, or stop it.")
         summary = summarise(store, run_id)
@@ -209,6 +213,10 @@ def _resume(arguments: argparse.Namespace) -> int:
     given = {what: getattr(arguments, what) for what in CHANGEABLE}
     changes = {what: value for what, value in given.items() if value is not None}
     store = _store(arguments)
+    record = store.get_run(arguments.run_id)
+    is_asked = not (changes or arguments.device or arguments.leave_out_changes or arguments.plan)
+    if is_asked and record.is_taken_up:
+        return _train_here(arguments, store, record.run_id, record.config.epochs, stays_queued=True)
     plan = plan_resume(
         store, arguments.run_id, changes=changes, device=arguments.device, follow=not arguments.leave_out_changes
     )

@@ -183,6 +183,7 @@ def test_a_crash_in_native_code_is_told_in_words_and_with_the_line_that_crashed(
     thread.join(20)
     told = last_of(store, run_id)
     assert states == ["interrupted"] and told["reason"] == "The run's own process crashed in native code (SIGSEGV)."
+    assert "memory" not in told["fix"] and told["fix"].startswith("Resume it")
     assert "Segmentation fault" in told["traceback"] and "core/engine.py" in told["traceback"]
 
 

@@ -277,7 +277,9 @@ def test_a_run_that_stands_still_frees_its_device_when_that_is_asked_then(store:
         # what lies saved stands still, and goes on when it is asked to
         assert asked(store, run_id, "pause") == ["The run is paused."]
         assert asked(store, run_id, None, ("lr", 2e-4)) == ["lr: 0.0002 from the next step on, when the run goes on."]
-        assert asked(store, run_id, "resume") == ["The run is queued."]
+        assert asked(store, run_id, "resume") == [
+            "The run is queued: the dashboard takes it up, or python -m core resume here."
+        ]
         changes = [{"what": "weight_decay", "value": 0.5}, {"what": "lr", "value": 2e-4}]
         assert store.take_requests(run_id) == [("change", change) for change in changes]
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from core.__main__ import main
 from core.analysis.summary import summarise
 from core.errors import ConfigError, DataError, StoreError
 from core.events import Paused, StepLogged
@@ -189,6 +190,24 @@ def test_a_pause_that_frees_the_device_lets_another_run_in_and_changes_nothing(s
     assert ended == ["paused", "finished"]
 
 
+def test_a_run_that_is_to_go_on_where_no_dashboard_is_goes_on_by_resume(store: Store, pictures: Path, capsys):
+    run_id = store.create_run(tiny(pictures, **BASE))
+    new = store.create_run(tiny(pictures, **BASE))
+    assert train(store, run_id, stop_at=6) == "stopped"
+    resume(store, plan_resume(store, run_id))
+    # another run has the device: this one waits as before
+    store.claim(new, "cpu")
+    assert main(["--home", str(store.home), "resume", run_id]) == 2
+    assert "Another run holds device cpu." in capsys.readouterr().err and store.get_run(run_id).is_taken_up
+    store.end_run(new, "stopped")
+    assert main(["--home", str(store.home), "resume", run_id, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "finished"
+    # one that never began waits for its turn
+    waiting = store.create_run(tiny(pictures, **BASE))
+    assert main(["--home", str(store.home), "resume", waiting]) == 2
+    assert "is queued" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("then", "state"), [("stop", "stopped"), ("free", "paused"), ("abort", "stopped")])
 def test_what_is_asked_of_a_run_that_stands_still_is_done_before_another_step(
     store: Store, pictures: Path, then: str, state: str
@@ -291,7 +310,8 @@ def test_the_rule_of_another_learning_rate_and_more_epochs_is_told_before_and_ke
     assert train(store, run_id) == "finished"
     rates = {event.payload["step"]: event.payload["lr"] for event in store.events(run_id, kinds=["StepLogged"])}
     summary = summarise(store, run_id)
-    assert len(summary["epochs"]) == 5 and 0 < rates[25] < rates[18] < rates[16] <= 2e-4
+    assert len(summary["epochs"]) == summary["planned_epochs"] == 5 and summary["config"]["epochs"] == 3
+    assert 0 < rates[25] < rates[18] < rates[16] <= 2e-4
     assert [tweak["step"] for tweak in summary["tweaks"]] == [16, 16]
 
 

@@ -76,7 +76,7 @@ def run_header(summary: dict[str, Any]) -> None:
     rates = [epoch["images_per_s"] for epoch in summary["epochs"] if epoch["images_per_s"]]
     with st.container(horizontal=True):
         st.metric("Best top-1", percent(best["val_top1"]), border=True, width="content")
-        st.metric("Epochs", f"{len(summary['epochs'])} of {summary['config']['epochs']}", border=True, width="content")
+        st.metric("Epochs", f"{len(summary['epochs'])} of {summary['planned_epochs']}", border=True, width="content")
         st.metric("Time", seconds_in_words(summary["total_s"]), border=True, width="content")
         st.metric("Images/s", f"{rates[-1]:,.0f}" if rates else "–", border=True, width="content")
         st.metric(

@@ -128,6 +128,7 @@ def summarise(store: Store, run_id: str, *, with_machine: bool = True) -> dict[s
         "reason": ended["reason"] if failed and ended else "",
         "fix": ended["fix"] if failed and ended else "",
         "error": ended["error"] if failed and ended else "",
+        "planned_epochs": _planned_epochs(record, events),
         "tweaks": [event.payload for event in events if event.kind == "Tweaked"],
         "ended_early": (_last(events, "EndedEarly") or {"why": ""})["why"],
         "company": list(
@@ -136,6 +137,13 @@ def summarise(store: Store, run_id: str, *, with_machine: bool = True) -> dict[s
         "note": record.note,
         "tags": record.tags,
     }
+
+
+def _planned_epochs(record: RunRecord, events: list[StoredEvent]) -> int:
+    """How many epochs the run is to have, by its config or as was asked for last while it went on."""
+    tweaks = [event.payload for event in events if event.kind == "Tweaked"]
+    asked = [tweak["after"] for tweak in tweaks if tweak["what"] == "epochs"]
+    return int(asked[-1]) if asked else record.config.epochs
 
 
 def told_config(summary: dict[str, Any]) -> dict[str, Any]:

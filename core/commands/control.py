@@ -138,6 +138,8 @@ def _in_words(answer: dict[str, Any]) -> str:
         return f"The run has ended: {answer['state']}. {answer['reason']}".rstrip()
     if answer["event"] == "Noted" and "what" in answer:
         return f"{answer['what']}: {answer['value']:g} from the next step on, when the run goes on."
+    if answer["event"] == "Noted" and answer["state"] == "queued":
+        return "The run is queued: the dashboard takes it up, or python -m core resume here."
     if answer["event"] == "Noted":
         return f"The run is {answer['state']}."
     if answer["event"] == "Paused" and answer["is_freed"]:

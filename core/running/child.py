@@ -16,7 +16,7 @@ from typing import Any
 
 from core.errors import StoreError
 from core.running.guard import end_overdue
-from core.storage.burial import LOG_NAME, LOG_TAIL, log_head, oom_kills
+from core.storage.burial import CRASHED, LOG_NAME, LOG_TAIL, log_head, oom_kills
 from core.store import Store
 
 POLL_S = 0.1
@@ -90,7 +90,7 @@ def _how(status: int) -> str:
     if status >= 0:
         return f"ended with status {status}"
     name = signal.Signals(-status).name
-    return f"crashed in native code ({name})" if name in CRASHES else f"was ended by {name}"
+    return f"{CRASHED} ({name})" if name in CRASHES else f"was ended by {name}"
 
 
 def main(run_id: str, home: str) -> int:

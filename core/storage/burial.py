@@ -10,6 +10,8 @@ from core.events import Phases, RunEnded
 
 LOG_NAME = "process.log"
 """In a run's folder: what its own process printed, where it had one."""
+CRASHED = "crashed in native code"
+"""How a process died that a library ended, which has nothing to do with what it was asked for."""
 LOG_TAIL = 6000
 """Characters of it that are kept with a run that died."""
 
@@ -45,6 +47,9 @@ def last_words(
     if ran_out:
         reason += ": memory ran out, and the system killed a process at that time"
     kept = "what the process wrote last is kept with the run" if log else "what the run had saved is kept"
+    advice = f"{'Choose' if ran_out else 'If memory ran out, choose'} a smaller batch size"
+    if how.startswith(CRASHED):
+        advice = "Resume it; where it crashes again, run python -m core doctor"
     return RunEnded(
         "interrupted",
         phases.total_s(),
@@ -52,7 +57,7 @@ def last_words(
         count,
         told.compile_s,
         reason=f"{reason}.",
-        fix=f"{'Choose' if ran_out else 'If memory ran out, choose'} a smaller batch size; {kept}.",
+        fix=f"{advice}; {kept}.",
         error="TrainingError",
         traceback=log,
     )

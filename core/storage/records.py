@@ -66,6 +66,11 @@ class RunRecord:
         return self.state == "paused" and self.pid is None
 
     @property
+    def is_taken_up(self) -> bool:
+        """It began before and is queued to go on, and no process keeps it for itself."""
+        return self.state == "queued" and self.started is not None and self.pid is None
+
+    @property
     def last_seen(self) -> float | None:
         """When the trainer was last known to live, right beside `started` also where the clock was put back since."""
         elapsed_s = self.phase.get("elapsed_s")
