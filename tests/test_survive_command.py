@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,15 +29,26 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_pictures(tmp_path_factory.mktemp("command") / "pictures")
 
 
-def start(home: Path, words: Sequence[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def start(
+    home: Path, words: Sequence[str], when_closed: signal.Handlers = signal.SIG_DFL
+) -> Iterator[subprocess.Popen[str]]:
+    """Start `train`; what it does when its terminal is closed is not what whoever started these tests chose."""
+    process = subprocess.Popen(
         [sys.executable, "-m", "core", "--home", str(home), "train", *words, "--json"],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, when_closed),
     )
+    with process:
+        try:
+            yield process
+        finally:
+            # a test that fails must not wait for it
+            process.kill()
 
 
 def wait_for_steps(store: Store, process: subprocess.Popen[str]) -> str:
@@ -59,6 +71,18 @@ def test_a_command_that_is_asked_to_end_stops_and_saves_its_run(store: Store, pi
     assert json.loads(printed)["state"] == store.get_run(run_id).state == "stopped"
     last = store.events(run_id, kinds=["StepLogged"])[-1].payload["step"]
     assert state_files(store.run_folder(run_id))[0].name == f"state-{last:09d}.pt"
+
+
+def test_a_command_that_is_to_outlive_its_terminal_trains_on_when_that_is_closed(store: Store, pictures: Path):
+    with start(store.home, words_of(pictures, epochs=10_000), signal.SIG_IGN) as process:
+        run_id = wait_for_steps(store, process)
+        process.send_signal(signal.SIGHUP)
+        seen = store.last_event(run_id)
+        while process.poll() is None and not store.events(run_id, after=seen, kinds=["EpochEnded"]):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=120)
+    assert process.returncode == 143
 
 
 def test_a_command_whose_terminal_is_gone_trains_to_the_end(store: Store, pictures: Path):
