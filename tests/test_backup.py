@@ -33,6 +33,8 @@ from tests.survive_cases import make_pictures
 from tests.test_groups import tiny
 from ui import registry
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -24,6 +24,8 @@ from core.groups import plan_group, run_group, varied
 from core.store import Store
 from core.worker import train_queued
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[1]
 TINY = {
     "threads": 1, "model": "timm/test_resnet", "weights": "none", "image_size": 32, "epochs": 1, "trainable": "head",

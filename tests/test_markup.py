@@ -23,6 +23,8 @@ from core.words import escaped, visible
 from tests.browser import chromium_page, dashboard
 from tests.test_groups import tiny
 
+pytestmark = pytest.mark.long
+
 IMAGE = "<img src=x onerror=alert(1)>"
 NAME = f"{IMAGE} <script>alert(2)</script> <b>qqbold</b> **qqstars** [qqlink](javascript:alert(3)) :red[qqred] $qqmath$"
 ON_DISK = NAME.replace("/", "_")

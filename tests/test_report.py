@@ -23,6 +23,8 @@ from core.store import Store
 from tests.browser import CHROMIUM, chromium_page
 from tests.test_timing_charts import TINY, write_pictures
 
+pytestmark = pytest.mark.long
+
 HAS_CHROMIUM = Path(CHROMIUM).exists()
 PLANTED = "<script>window.planted = 1</script><img src=x onerror='window.planted = 1'>"
 CLASSES = ("<script>window.planted = 1;", "<img src=x onerror='window.planted = 1'>")

@@ -18,6 +18,8 @@ from core.events import MachineSampled, payload_of
 from core.machine.accelerators import find_card
 from core.machine.telemetry import Telemetry, summary_of
 
+pytestmark = pytest.mark.long
+
 CORES = psutil.cpu_count()
 BURN = "import time\nend = time.monotonic() + {}\nwhile time.monotonic() < end: pass"
 

@@ -21,6 +21,8 @@ from tests.test_groups import tiny
 from tests.test_pages import add_run, button, open_page, train_page
 from ui import group_form, registry
 
+pytestmark = pytest.mark.long
+
 HOSTILE = '<img src=x onerror="alert(1)"> **bold** [link](javascript:alert(1)) $x$'
 WAIT_MS = 30_000
 

@@ -205,6 +205,10 @@ def test_the_command_line_learns_fashion_and_prints_one_json_object(tmp_path: Pa
     summary = json.loads(done.stdout)
     assert summary["num_train"] == 1000 and summary["num_val"] == 400
     assert summary["best"]["val_top1"] > 70
+    # time adds up, and what no phase holds is under 1 %
+    phases = summary["phases"]
+    assert sum(phases.values()) == pytest.approx(summary["total_s"], rel=1e-6)
+    assert phases["other_s"] < 0.01 * summary["total_s"]
     listed = json.loads(command(tmp_path, "runs", "--json").stdout)["runs"]
     assert [row["run_id"] for row in listed] == [summary["run_id"]]
 
