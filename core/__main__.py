@@ -98,7 +98,7 @@ def _store(arguments: argparse.Namespace) -> Any:
 def _print(arguments: argparse.Namespace, value: dict[str, Any], lines: list[str]) -> None:
     # a terminal or pipe of another encoding gets escapes, which JSON allows
     is_unicode = (sys.stdout.encoding or "").lower().startswith("utf")
-    print(json.dumps(value, ensure_ascii=not is_unicode) if arguments.json else visible("\n".join(lines)))
+    print(json.dumps(value, ensure_ascii=not is_unicode) if arguments.json else "\n".join(map(visible, lines)))
 
 
 def _train(arguments: argparse.Namespace) -> int:

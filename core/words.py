@@ -7,12 +7,12 @@ import re
 from core.events import ForecastMade
 
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()<>#+\-!|~$:.&])")
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_UNSEEN = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """What steers a terminal, or turns the direction of all that is written behind it."""
 
 
 def visible(text: str) -> str:
-    """Text in which such characters are written out, as "\\x1b"; tabs, line ends and letters of all scripts stay."""
+    """A line in which such characters are written out, as "\\x1b" and "\\n"; tabs and letters of all scripts stay."""
     return _UNSEEN.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 

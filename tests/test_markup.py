@@ -213,7 +213,8 @@ def test_what_steers_a_terminal_or_turns_the_writing_is_written_out():
     assert visible(STEERING) == WRITTEN_OUT
     assert not UNSEEN.search(escaped(STEERING))
     # letters of other scripts stay, and so do the marks that they need
-    assert visible("日本語 שלום\u200f ملف\tx\n") == "日本語 שלום\u200f ملف\tx\n"
+    assert visible("日本語 שלום\u200f ملف\tx") == "日本語 שלום\u200f ملف\tx"
+    assert visible("two\nlines\r") == r"two\nlines\r"
 
 
 def test_the_command_line_hands_no_name_to_the_terminal_as_it_is(tmp_path, capsys):
